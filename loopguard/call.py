@@ -1,0 +1,141 @@
+"""``run.call`` and ``run.begin``: one place for all tools of a hand-written agent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from loopguard.errors import LoopguardError
+from loopguard.guard import guard_for
+from loopguard.run import Instead
+
+if TYPE_CHECKING:
+    from loopguard.run import Run
+
+#: The block of ``run.call`` around this code, so that a guarded tool inside knows that it is that call.
+_around: contextvars.ContextVar[Call | None] = contextvars.ContextVar("loopguard_call", default=None)
+
+
+class Call:
+    """One call of a tool, asked for by name.
+
+    As a block, sync or async, it ends with the block; :meth:`begin` starts it without one.
+    ``result`` is what the tool gave; set it inside the block.
+    ``seq`` is the call's number in the run.
+    ``instead`` is true where ``on_refuse`` gave a value in place of the result: do not execute the tool then,
+    ``result`` holds that value.
+    """
+
+    __slots__ = ("_args", "_before", "_ended", "_guard", "_handle", "claimed", "id", "instead", "result", "run", "seq", "tool")
+
+    def __init__(self, run: Run, tool: str, args: object, id: str | None) -> None:
+        self.run = run
+        self.tool = str(tool)
+        self.id = id
+        self.result: Any = None
+        self.seq = 0
+        self.claimed = False
+        self.instead = False
+        self._args: tuple[Any, ...] = ({} if args is None else args,)
+        self._guard = guard_for(run, self.tool)
+        self._handle: Any = None
+        self._ended = False
+        self._before: Call | None = None
+
+    def begin(self) -> Call:
+        """Ask for the call.
+
+        Raises:
+            ToolCallRefused: It must not be executed.
+            RunStopped: The run is over.
+        """
+        run = self.run
+        seq = run.admit(self._guard, self._args, {}, self.id)
+        if seq.__class__ is Instead:
+            self.instead = self._ended = True
+            self.result = seq.value
+            return self
+        self.seq = seq
+        if run.spans is not None and seq:
+            key_text = self._guard.key_text_if_captured(run, self._args, {})
+            self._handle = run.spans.start(run.id, self.tool, run.agent, seq, self.id, key_text)
+        return self
+
+    def finish(self, result: Any) -> Any:
+        """The tool returned this. Returns it, with a nudge appended where the run says so."""
+        if self._ended:
+            return result
+        self._ended = True
+        self.result = result
+        if self.seq:
+            self.result = self.run.done(self._guard, self.seq, result, self._args, {}, self._handle)
+        self._end_span(None)
+        return self.result
+
+    def fail(self, error: BaseException) -> None:
+        """The tool raised this."""
+        if self._ended:
+            return
+        if not isinstance(error, Exception) or isinstance(error, LoopguardError):
+            self.abandon(error)
+            return
+        self._ended = True
+        if self.seq:
+            if self._guard.spec.control_flow and isinstance(error, self._guard.spec.control_flow):
+                self.run.abandon(self.seq)
+            else:
+                self.run.failed(self._guard, self.seq, error, self._args, {}, self._handle)
+        self._end_span(error)
+
+    def abandon(self, error: BaseException | None = None) -> None:
+        """The call came to no outcome."""
+        if self._ended:
+            return
+        self._ended = True
+        if self.seq:
+            self.run.abandon(self.seq)
+        self._end_span(error)
+
+    def _end_span(self, error: BaseException | None) -> None:
+        if self._handle is not None and self.run.spans is not None:
+            self.run.spans.end(self._handle, error)
+
+    def __enter__(self) -> Call:
+        self.begin()
+        self._before = _around.get()
+        self.run.dispatching += 1
+        _around.set(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if _around.get() is self:
+            _around.set(self._before)
+        self._before = None
+        self.run.dispatching -= 1
+        if error is None:
+            self.finish(self.result)
+        elif isinstance(error, asyncio.CancelledError):
+            self.abandon(error)
+        else:
+            self.fail(error)
+
+    async def __aenter__(self) -> Call:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+
+def claim(run: Run, tool: str) -> bool:
+    """True for the first guarded tool of this name inside a ``run.call`` of its name: it is that call."""
+    call = _around.get()
+    if call is None or call.run is not run or call.claimed or call.tool != tool:
+        return False
+    call.claimed = True
+    return True

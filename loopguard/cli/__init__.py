@@ -1,0 +1,74 @@
+"""The command ``loopguard``, the same as ``python -m loopguard``. Only the standard library is needed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: Arguments without the program's name; None = those of the process.
+
+    Returns:
+        The exit code: 0 = fine, 1 = ``doctor`` found problems or the installation is broken, 2 = wrong usage.
+    """
+    try:
+        arguments = _parser().parse_args(argv)
+    except SystemExit as leaving:  # argparse has said why
+        return leaving.code if isinstance(leaving.code, int) else 2
+    try:
+        if arguments.command == "doctor":
+            from loopguard.cli import doctor
+
+            return doctor.run(arguments.target)
+        from loopguard.cli import demo
+
+        return int(demo.run(plain=arguments.plain))
+    except ImportError as error:
+        from loopguard import _clash
+
+        text = _clash.explain(error)
+        if text is None:
+            raise
+        print(f"ImportError: {text}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    from loopguard import _clash
+
+    parser = argparse.ArgumentParser(
+        prog="loopguard", description="Notices when an agent's tool calls go round in circles."
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"loopguard {_clash.own_version() or '(not installed)'}"
+    )
+    parser.add_argument(
+        "--plain", action="store_true", help="the demo as plain text, also where rich is installed"
+    )
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="command")
+    parser.set_defaults(command="demo")
+    demo = commands.add_parser("demo", help="show a healthy run and loops that are caught (the default)")
+    # Suppressed, or the default here would take back what stood before the command.
+    demo.add_argument(
+        "--plain", action="store_true", default=argparse.SUPPRESS, help="plain text, without rich"
+    )
+    doctor = commands.add_parser(
+        "doctor", help="check the installation, the settings and your tools", description=_DOCTOR
+    )
+    doctor.add_argument(
+        "target", nargs="?", metavar="module:TOOLS", help="a mapping, a list or a module of tools to look at"
+    )
+    return parser
+
+
+_DOCTOR = (
+    "Prints version, import clashes, settings with where each came from, optional packages and the OpenTelemetry "
+    "environment; with module:TOOLS the tools that are not guarded or have no kind. Exit code 1 if there are problems."
+)

@@ -1,0 +1,337 @@
+"""``Guard``: what is known about a tool, made ready for its calls.
+
+It turns arguments into a key and results into an outcome, in the terms of the engine.
+It knows no run: what depends on one (seed, secret key, policy, excerpts) is handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from xxhash import xxh3_64
+
+from loopguard import _safety
+from loopguard.binding import Binder, MappingBinder
+from loopguard.fingerprint import canonical, digest, outcome_digest, text_parts
+from loopguard.masking import mask, template, volatile, without
+from loopguard.outcome import (
+    classify,
+    error_class,
+    error_text,
+    nothing_changed,
+    nothing_found,
+    poll_ended,
+    result_error_text,
+)
+from loopguard.ready_table import spec_for
+from loopguard.records import EMPTY_OUTCOME, UNKNOWN_OUTCOME, ErrorClass, Kind, Status, Tool
+from loopguard.signature import ToolSpec, is_recoverable
+
+if TYPE_CHECKING:
+    from loopguard.policy import Policy
+    from loopguard.run import Run
+
+Args = tuple[Any, ...]
+Kwargs = Mapping[str, Any]
+#: What :meth:`Engine.end` takes after the call's number.
+Outcome = tuple[Any, ...]
+#: Text of more characters is not compared with volatile text taken out, unless the tool declares ``volatile``.
+MASKED_TEXT = 16_384
+_TARGET_SIZE = 200
+
+
+class Facts(NamedTuple):
+    """How calls of a tool are identified under a policy. ``plain`` = by ``kind`` and ``key_of`` alone."""
+
+    kind: int
+    key_of: Callable[[Args, Kwargs], Args]
+    plain: bool
+
+
+class ByName:
+    """A :class:`MappingBinder` under the signature of a :class:`Binder`: the mapping is the only argument."""
+
+    __slots__ = ("_binder", "edits", "fixed_kind", "target_name")
+
+    def __init__(self, binder: MappingBinder) -> None:
+        self._binder = binder
+        self.edits = binder.edits
+        self.fixed_kind = binder.fixed_kind
+        self.target_name = binder.target_name
+
+    def key(self, args: Args, kwargs: Kwargs, secret: bytes = b"") -> Args:
+        """See :meth:`Binder.key`."""
+        return self._binder.key(args[0], secret)
+
+    def whole(self, args: Args, kwargs: Kwargs, secret: bytes = b"") -> Args:
+        """See :meth:`Binder.whole`."""
+        return self._binder.whole(args[0], secret)
+
+    def named(self, args: Args, kwargs: Kwargs) -> dict[str, Any]:
+        """See :meth:`Binder.named`."""
+        return self._binder.named(args[0])
+
+    def target(self, args: Args, kwargs: Kwargs) -> str | None:
+        """See :meth:`Binder.target`."""
+        return self._binder.target(args[0])
+
+    def file(self, args: Args, kwargs: Kwargs) -> str | None:
+        """See :meth:`Binder.file`."""
+        return self._binder.file(args[0])
+
+    def kind(self, args: Args, kwargs: Kwargs) -> Kind:
+        """See :meth:`Binder.kind`."""
+        return self._binder.kind(args[0])
+
+    def suggestion(self, args: Args, kwargs: Kwargs) -> str | None:
+        """What the signature object, or the table, suggests."""
+        return self._binder.suggestion(args[0])
+
+
+class Guard:
+    """A tool under guard, decorated or known by name."""
+
+    __slots__ = ("__weakref__", "_method", "_simple", "binder", "spec", "tool")
+
+    def __init__(self, spec: ToolSpec, binder: Binder | ByName) -> None:
+        self.spec = spec
+        self.binder = binder
+        self.tool: Tool = replace(spec.tool(), edits=binder.edits)
+        self._method: Guard = self
+        #: Nothing about a ``str`` result needs a second look.
+        self._simple = spec.failed is None and not spec.volatile and binder.fixed_kind in (Kind.UNKNOWN, Kind.READ)
+
+    @classmethod
+    def of_function(cls, function: Callable[..., Any], spec: ToolSpec, bound: bool) -> Guard:
+        """For a decorated function; ``bound`` = it is a bound method already, without ``self`` in its signature."""
+        guard = cls(spec, Binder(spec, function))
+        if not bound:
+            method = cls(spec, Binder(spec, function, bound=True))
+            method.tool = guard.tool
+            guard._method = method
+        return guard
+
+    def for_method(self) -> Guard:
+        """The guard for calls that come without their first parameter."""
+        return self._method
+
+    # -- before the call --------------------------------------------------------------------------------------------
+
+    def facts(self, policy: Policy, secret_key: bytes) -> Facts:
+        """How calls are identified under this policy."""
+        binder = self.binder
+        kind = binder.fixed_kind if policy.kinds else Kind.UNKNOWN
+        key_of: Any = binder.whole if kind == Kind.WRITE else binder.key
+        if self.spec.secret:
+            bare_key = key_of
+
+            def key_of(args: Args, kwargs: Kwargs) -> Args:
+                return cast("Args", bare_key(args, kwargs, secret_key))
+
+        return Facts(int(kind or 0), key_of, kind is not None and not self.tool.edits)
+
+    def describe(self, policy: Policy, secret_key: bytes, args: Args, kwargs: Kwargs) -> tuple[int, Args, str | None]:
+        """Kind, values that form the key, and the edited file of one call."""
+        binder = self.binder
+        kind = int(binder.kind(args, kwargs)) if policy.kinds else 0
+        key_of: Any = binder.whole if kind == Kind.WRITE else binder.key
+        return kind, key_of(args, kwargs, secret_key), binder.file(args, kwargs) if self.tool.edits else None
+
+    # -- after the call ---------------------------------------------------------------------------------------------
+
+    def outcome_of(self, run: Run, seq: int, result: Any) -> Outcome:
+        """What the engine is told about a returned result."""
+        if result.__class__ is str and self._simple and run.plan.simple:
+            status, nothing = classify(result)
+            if not status:
+                raw = EMPTY_OUTCOME if nothing else outcome_digest(result, run.seed)
+                run.keep_excerpt(seq, result)
+                call = run.engine.open.get(seq)
+                if call is not None:
+                    before = call[0].op
+                    if before is not None and before[6] != raw and not before[5]:
+                        return 0, raw, 0, *self._masked(run, before, result)
+                return 0, raw
+        return self._looked_at(run, seq, result)
+
+    def _looked_at(self, run: Run, seq: int, result: Any) -> Outcome:
+        if result.__class__ is Stream:
+            return 0, result.outcome()
+        policy = run.policy
+        status, nothing = self._classify(result)
+        seed = run.seed
+        if isinstance(result, str):
+            run.keep_excerpt(seq, result)
+        if status:
+            text = result_error_text(result)
+            run.keep_excerpt(seq, text)
+            return self._failure(run, text, None, outcome_digest(result, seed))
+        text = text_parts(result) if policy.text_parts else None
+        raw = outcome_digest(result if text is None else text, seed)
+        if not policy.masking:
+            return 0, raw
+        if nothing:
+            raw = EMPTY_OUTCOME
+        call = run.engine.open.get(seq)
+        kind = call[0].kind if call is not None else 0
+        before = call[0].op if call is not None else None
+        masked = (0, 0)
+        if self.spec.volatile:
+            raw = self._without_volatile(result, raw, seed)
+        elif before is not None and before.outcome != raw and not before.status and isinstance(result, str):
+            masked = self._masked(run, before, result)
+        changed = not (kind == Kind.WRITE and isinstance(result, str) and nothing_changed(result))
+        ended = kind == Kind.POLL and self._ended(result)
+        return 0, raw, 0, *masked, 0, changed, ended
+
+    def failure_of(self, run: Run, seq: int, error: BaseException) -> Outcome:
+        """What the engine is told about a raised exception."""
+        text = error_text(error)
+        run.keep_excerpt(seq, text)
+        if run.policy.masking and nothing_found(text) and not self.spec.failed:
+            return 0, EMPTY_OUTCOME
+        message = text.partition(": ")[2] or text
+        return self._failure(run, text, error, outcome_digest(message, run.seed))
+
+    def _failure(self, run: Run, text: str, error: BaseException | None, raw: int) -> Outcome:
+        kind = error_class(text, error)
+        signature = run.policy.signature
+        if is_recoverable(self.spec, error, text) or (
+            signature is not None and signature.is_recoverable_error(self.tool.name, text)
+        ):
+            kind = ErrorClass.RECOVERABLE
+        status = Status.DENIED if kind is ErrorClass.DENIED else Status.FAILED
+        shape = digest(template(text).encode("utf-8", "surrogatepass"), run.seed)
+        return int(status), raw, shape, 0, 0, int(kind)
+
+    def _classify(self, result: Any) -> tuple[Status, bool]:
+        failed = self.spec.failed
+        if failed is None:
+            return classify(result)
+        if failed is False:
+            return Status.OK, classify(result)[1]
+        if callable(failed):
+            try:
+                return (Status.FAILED if failed(result) else Status.OK), False
+            except Exception as error:
+                _safety.report("failed", error)
+        return classify(result)
+
+    def _masked(self, run: Run, before: Any, result: str) -> tuple[int, int]:
+        """Digests of this and the previous outcome with volatile text taken out, where that can make them equal."""
+        if len(result) > MASKED_TEXT or self.spec.volatile is False or not volatile(result):
+            return 0, 0
+        last = run.excerpt(before.seq)
+        # An excerpt that was cut says nothing about the rest.
+        if last is None or len(last) != len(last[:511]) or len(result) > 511:
+            return 0, 0
+        return self._digest_masked(result, run.seed), self._digest_masked(last, run.seed)
+
+    @staticmethod
+    def _digest_masked(text: str, seed: int) -> int:
+        return digest(mask(text).encode("utf-8", "surrogatepass"), seed ^ 1)
+
+    def _without_volatile(self, result: Any, raw: int, seed: int) -> int:
+        """The digest of a result whose volatile parts the tool declared."""
+        try:
+            stripped = without(result, self.spec.volatile or ())
+        except Exception as error:
+            _safety.report("volatile", error)
+            return raw
+        return raw if stripped is result else outcome_digest(stripped, seed)
+
+    def _ended(self, result: Any) -> bool:
+        running = self.spec.running
+        if running is not None:
+            try:
+                return not running(result)
+            except Exception as error:
+                _safety.report("running", error)
+        return poll_ended(result)
+
+    # -- for messages -----------------------------------------------------------------------------------------------
+
+    def target(self, args: Args, kwargs: Kwargs) -> tuple[str, str] | None:
+        """Name and text of what the call is about, for texts that stay in the process; None if it is secret."""
+        text = self.binder.target(args, kwargs)
+        if text is None:
+            return None
+        return self.binder.target_name or "target", text if len(text) <= _TARGET_SIZE else text[:_TARGET_SIZE] + "…"
+
+    def suggestion(self, args: Args, kwargs: Kwargs) -> str | None:
+        """What the tool itself suggests."""
+        return self.binder.suggestion(args, kwargs) if isinstance(self.binder, ByName) else self.spec.suggestion
+
+    def without_secrets(self, text: str | None, args: Args, kwargs: Kwargs) -> str | None:
+        """The text with the values of secret arguments taken out."""
+        if not text or not self.spec.secret:
+            return text
+        named = self.binder.named(args, kwargs)
+        for name in self.spec.secret:
+            value = named.get(name)
+            if hasattr(value, "get_secret_value"):
+                value = value.get_secret_value()
+            if isinstance(value, str) and value:
+                text = text.replace(value, "[secret]")
+            elif value is not None and not isinstance(value, str):
+                return None
+        return text
+
+    def key_text(self, args: Args, kwargs: Kwargs, secret_key: bytes) -> str:
+        """The key as text, secrets hashed; exported only where the settings say so."""
+        data = canonical(self.binder.key(args, kwargs, secret_key))
+        return data.decode("utf-8", "replace") if data is not None else ""
+
+    def key_text_if_captured(self, run: Run, args: Args, kwargs: Kwargs) -> str | None:
+        """The key as text if the settings want it exported."""
+        if run.settings.telemetry.captures == "none":
+            return None
+        with _safety.guarded("telemetry.key"):
+            return self.key_text(args, kwargs, run.secret_key)
+        return None
+
+
+class Stream:
+    """What a generator yielded, digested as it goes by."""
+
+    __slots__ = ("_digest", "_known", "_seed", "empty")
+
+    def __init__(self, seed: int) -> None:
+        self._digest = xxh3_64(seed=seed)
+        self._seed = seed
+        self._known = True
+        self.empty = True
+
+    def add(self, item: Any) -> None:
+        """One item went by."""
+        self.empty = False
+        try:
+            number = outcome_digest(item, self._seed)
+            if number == UNKNOWN_OUTCOME:
+                self._known = False
+            self._digest.update(number.to_bytes(8, "little"))
+        except Exception as error:
+            self._known = False
+            _safety.report("stream", error)
+
+    def outcome(self) -> int:
+        """The digest of all items; empty if there was none, unknown if one of them has no canonical form."""
+        if self.empty:
+            return EMPTY_OUTCOME
+        return max(2, self._digest.intdigest()) if self._known else UNKNOWN_OUTCOME
+
+
+def guard_for(run: Run, name: str) -> Guard:
+    """The guard of a tool that is known by name, from the tables of the run."""
+    guard = run.named.get(name)
+    if guard is None:
+        spec = spec_for(name, run.settings.tools)
+        if spec.name != name:
+            spec = replace(spec, name=name)
+        guard = Guard(spec, ByName(MappingBinder(spec, run.policy.signature)))
+        if len(run.named) > 1_000:  # names may come from a model
+            run.named.clear()
+        run.named[name] = guard
+    return guard

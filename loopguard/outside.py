@@ -1,0 +1,104 @@
+"""A guarded tool that is called outside a run: not guarded, counted, said once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from loopguard import config, wording
+from loopguard.errors import LoopguardError
+from loopguard.telemetry import logs, lookup
+from loopguard.telemetry.metrics import metrics
+
+if TYPE_CHECKING:
+    from loopguard.guard import Guard
+    from loopguard.run import Run
+
+
+class _Place:
+    """What is kept of one tool, so that its calls outside a run cost next to nothing."""
+
+    __slots__ = ("count", "said")
+
+    def __init__(self, tool: str) -> None:
+        self.count = metrics.register_tool(tool)
+        self.said = False
+
+
+_places: dict[Guard, _Place] = {}
+
+
+def outside_run(guard: Guard, run: Run | None) -> Traced | None:
+    """Note a call outside a run; ``run`` is the closed run that this context still holds, if any.
+
+    Returns:
+        What traces the call, where a tracer provider is set.
+
+    Raises:
+        RunStopped: The run of this context was stopped; that holds after its end too.
+        LoopguardError: ``configure(outside_run="raise")``.
+    """
+    if run is not None and run.stopped is not None:
+        error = run.report.stop_error() or next((r.report.stop_error() for r in run.ancestors() if r.stopped), None)
+        if error is not None:
+            raise error
+    place = _places.get(guard)
+    if place is None:
+        if len(_places) > 1_000:  # tools made on the fly must not fill the memory
+            _places.clear()
+        place = _places[guard] = _Place(guard.tool.name)
+    place.count.value += 1
+    if not place.said:
+        what = config.outside()
+        if what == "raise":
+            raise LoopguardError(wording.outside_text(guard.tool.name))
+        place.said = True
+        if what == "hint":
+            logs.logger.warning("loopguard: %s", wording.outside_text(guard.tool.name))
+    if "opentelemetry.sdk.trace" in sys.modules:
+        spans = lookup.spans_for_run(config.settings().telemetry)
+        if spans is not None:
+            return Traced(spans, guard.tool.name)
+    return None
+
+
+def forget() -> None:
+    """Say everything again; for tests."""
+    _places.clear()
+
+
+class Traced:
+    """Traces one call outside a run."""
+
+    __slots__ = ("_spans", "_tool")
+
+    def __init__(self, spans: Any, tool: str) -> None:
+        self._spans = spans
+        self._tool = tool
+
+    def call(self, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call it in a span."""
+        handle = self._spans.start("", self._tool, None, 0)
+        try:
+            result = wrapped(*args, **kwargs)
+        except BaseException as error:
+            self._end(handle, error)
+            raise
+        self._end(handle)
+        return result
+
+    async def acall(self, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Await it in a span."""
+        handle = self._spans.start("", self._tool, None, 0)
+        try:
+            result = await wrapped(*args, **kwargs)
+        except BaseException as error:
+            self._end(handle, error)
+            raise
+        self._end(handle)
+        return result
+
+    def _end(self, handle: Any, error: BaseException | None = None) -> None:
+        if handle is not None:
+            self._spans.end(handle, error)

@@ -1,0 +1,353 @@
+"""What a run says: findings, nudges, errors, statistics, and who is told.
+
+Off the usual path: nothing here runs on a call that is nothing to talk about.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from loopguard import _safety, wording
+from loopguard.errors import LimitReached, LimitRefused, LoopRefused, LoopStopped, RunStopped, ToolCallRefused
+from loopguard.fingerprint import keyed_hex
+from loopguard.records import Action, Finding, Hit
+from loopguard.telemetry import logs, lookup, names
+from loopguard.telemetry.metrics import metrics
+
+if TYPE_CHECKING:
+    from loopguard.guard import Guard
+    from loopguard.run import Run
+
+#: Findings and nudges kept in a run; there is one finding per rung and pattern, so this is far away.
+MOST_FINDINGS = 1_000
+MOST_SEQS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Nudge:
+    """A sentence for the model about what was seen; it states the observation and prescribes nothing.
+
+    ``call_id`` is the model's id of the call, where the caller gave it.
+    """
+
+    text: str
+    tool: str
+    call_id: str | None
+    finding: Finding
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class RunStats:
+    """Counts of a run.
+
+    ``calls`` were executed, ``refused`` not; ``warned`` counts warnings, ``heeded`` / ``ignored`` what came of
+    delivered warnings and refusals within five executed calls; ``wasted_calls`` / ``wasted_seconds`` went into repeats
+    after the first of what was warned about; ``abandoned`` calls never came to an outcome.
+    ``turns_analyzed``, ``loops_detected``, ``convergences_detected`` and ``current_streak`` are loopctl's readings:
+    executed operations, of those the ones that looped, 0 until replies are compared, and the largest live count.
+    """
+
+    calls: int = 0
+    refused: int = 0
+    failed: int = 0
+    abandoned: int = 0
+    warned: int = 0
+    heeded: int = 0
+    ignored: int = 0
+    nudges_undelivered: int = 0
+    wasted_calls: int = 0
+    wasted_seconds: float = 0.0
+    false_refusals: int = 0
+    turns_analyzed: int = 0
+    loops_detected: int = 0
+    convergences_detected: int = 0
+    current_streak: int = 0
+    by_rule: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+class Reporter:
+    """The voice of one run."""
+
+    __slots__ = (
+        "_final",
+        "_nudges",
+        "_raised",
+        "_secret",
+        "_undelivered",
+        "budget",
+        "false_refusals",
+        "findings",
+        "nudged",
+        "observers",
+        "parent_span",
+        "run",
+    )
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.budget = run.policy.nudge_budget
+        self.findings: list[Finding] = []
+        self.observers: list[object] = []
+        #: Calls that observe mode let through and whose outcome turned out new, by rule.
+        self.false_refusals: dict[str, int] = {}
+        self.nudged = 0
+        #: The span that was current when the run opened.
+        self.parent_span: Any = None
+        self._nudges: deque[tuple[Nudge, int]] | None = None
+        self._undelivered = 0
+        self._raised = False
+        self._final: RunStats | None = None
+
+    # -- findings ---------------------------------------------------------------------------------------------------
+
+    def finding(self, hit: Hit, guard: Guard | None, enforced: bool) -> Finding:
+        """The hit as everybody may see it."""
+        run = self.run
+        evidence = hit.evidence
+        return Finding(
+            rule=hit.rule,
+            action=hit.action,
+            tool=hit.tool,
+            repetitions=evidence.done,
+            threshold=hit.threshold,
+            seqs=evidence.seqs[-MOST_SEQS:],
+            first_seq=evidence.seqs[0] if evidence.seqs else 0,
+            message=wording.sentence(hit, run.name),
+            fingerprint=keyed_hex(repr((*evidence.pattern, hit.tool)).encode(), run.secret_key),
+            enforced=enforced,
+            run_name=run.name,
+            run_id=run.id,
+            refused=hit.refused,
+            wasted_s=evidence.wasted_s,
+            first_at=evidence.first_at,
+            last_at=evidence.last_at,
+            also=hit.also,
+        )
+
+    def publish(
+        self,
+        finding: Finding,
+        guard: Guard | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        handle: Any = None,
+    ) -> None:
+        """Keep a finding and tell the log, telemetry, observers and callbacks. Each of them may fail alone."""
+        run = self.run
+        if len(self.findings) < MOST_FINDINGS:
+            self.findings.append(finding)
+        logs.log_finding(finding)
+        metrics.add(
+            names.DETECTIONS,
+            tool=finding.tool,
+            rule=finding.rule,
+            action=str(finding.action),
+            enforced=finding.enforced,
+        )
+        key_text = guard.key_text_if_captured(run, args, kwargs) if guard is not None else None
+        if finding.action is Action.WARN or not finding.enforced or guard is None or run.spans is None:
+            spans = run.spans or lookup.spans_for_findings(run.settings.telemetry)
+            if spans is not None:
+                spans.finding(handle, finding, key_text)
+        callbacks: list[Any] = [run.options.on_finding, run.settings.on_finding]
+        if guard is not None:
+            own = {"warn": guard.spec.on_warn, "refuse": None, "stop": guard.spec.on_stop}[str(finding.action)]
+            callbacks.append(own if callable(own) and finding.action is not Action.WARN else None)
+        for callback in callbacks:
+            if callback is not None:
+                with _safety.guarded("callback"):
+                    callback(finding)
+        for observer in self.observers:
+            with _safety.guarded("observer"):
+                target = guard.target(args, kwargs) if guard is not None else None
+                pattern = f"{finding.tool}({target[1] if target else ''})"
+                observer.on_loop_detected(pattern, finding.repetitions)  # type: ignore[attr-defined]
+
+    # -- nudges -----------------------------------------------------------------------------------------------------
+
+    def nudge(
+        self,
+        hit: Hit,
+        finding: Finding,
+        guard: Guard,
+        seq: int,
+        result: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Deliver or queue the nudge of a warning. Returns the result, with the nudge below it if so wished."""
+        if self.nudged >= self.budget:
+            return result
+        how = guard.spec.on_warn or self.run.options.on_warn
+        excerpt = guard.without_secrets(self.run.excerpt(seq), args, kwargs)
+        text = wording.nudge_text(finding, guard.target(args, kwargs), excerpt, guard.suggestion(args, kwargs))
+        nudge = Nudge(text, finding.tool, None, finding)
+        self.nudged += 1
+        key = hit.evidence.key
+        if how == "append":
+            if isinstance(result, str):
+                self.delivered(hit.rule, key)
+                return f"{result}\n\n[{text}]"
+        elif callable(how):
+            with _safety.guarded("on_warn"):
+                how(nudge)
+                self.delivered(hit.rule, key)
+            return result
+        if self._nudges is None:
+            self._nudges = deque(maxlen=MOST_FINDINGS)
+        self._nudges.append((nudge, key))
+        return result
+
+    def delivered(self, rule: str, key: int) -> None:
+        """A nudge reached the model: from now on watch whether it is heeded."""
+        with self.run._lock:
+            self.run.engine.note_nudge(rule, key)
+
+    def pop_nudges(self) -> list[Nudge]:
+        """The waiting nudges; they count as delivered."""
+        if not self._nudges:
+            return []
+        waiting, self._nudges = list(self._nudges), None
+        for nudge, key in waiting:
+            self.delivered(nudge.finding.rule, key)
+        return [nudge for nudge, _ in waiting]
+
+    # -- errors -----------------------------------------------------------------------------------------------------
+
+    def error(
+        self, hit: Hit, finding: Finding, guard: Guard | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> ToolCallRefused | RunStopped:
+        """The exception for a refused call or an ended run, with its three texts."""
+        message = finding.message
+        if hit.action is Action.STOP:
+            text = wording.stopped_text(message)
+            stopped: RunStopped
+            if hit.limit is not None:
+                name, used, allowed = hit.limit
+                stopped = LimitReached(message, limit=name, used=used, allowed=allowed, _model_text=text)
+            elif hit.rule == "stop":
+                stopped = RunStopped(message, _model_text=text)
+            else:
+                stopped = LoopStopped(message, finding=finding, _model_text=text)
+            self._note(stopped, finding)
+            return stopped
+        target = guard.target(args, kwargs) if guard is not None else None
+        suggestion = guard.suggestion(args, kwargs) if guard is not None else None
+        excerpt = self.run.excerpt(finding.seqs[-1]) if finding.seqs else None
+        if guard is not None:
+            excerpt = guard.without_secrets(excerpt, args, kwargs)
+        text = wording.refused_text(finding, target, excerpt, suggestion)
+        refused: ToolCallRefused
+        if hit.limit is not None:
+            name, used, allowed = hit.limit
+            refused = LimitRefused(message, tool=hit.tool, limit=name, used=used, allowed=allowed, _model_text=text)
+        else:
+            refused = LoopRefused(message, tool=hit.tool, finding=finding, _model_text=text)
+        self._note(refused, finding)
+        return refused
+
+    def _note(self, error: ToolCallRefused | RunStopped, finding: Finding) -> None:
+        restarted = ""
+        if finding.seqs and self.run.policy.restarts:
+            restarted = (
+                "restarts that were looked for: a successful write, a user message. "
+                f"None since call {finding.seqs[0]}"
+            )
+        for line in wording.notes(finding, restarted):
+            error.add_note(line)
+
+    def stop_error(self) -> RunStopped | None:
+        """A fresh error for the stop of this run, or None if it is not stopped."""
+        latch = self.run.engine.latch
+        if latch is None:
+            return None
+        error = self.error(latch, self.finding(latch, None, True), None, (), {})
+        return error if isinstance(error, RunStopped) else None
+
+    def stop_seen(self, error: RunStopped) -> None:
+        """The stop is about to be raised; an ``on_stop`` of the run's own hears of it once."""
+        if not self._raised:
+            self._raised = True
+            if callable(self.run.options.on_stop):
+                with _safety.guarded("on_stop"):
+                    self.run.options.on_stop(error)
+
+    def tell_end(self) -> None:
+        """Tell telemetry how the run ended."""
+        run = self.run
+        stats = self.stats()
+        outcome = "stopped" if run.engine.latch is not None else "completed"
+        if self.parent_span is not None and run.spans is not None:
+            run.spans.run_end(self.parent_span, outcome, stats.calls, len(self.findings), stats.wasted_calls)
+        self.parent_span = None
+        if stats.wasted_calls:
+            metrics.add(names.WASTED_CALLS, stats.wasted_calls, agent=run.agent)
+        for rung, counts in stats.by_rule.items():
+            rule, _, action = rung.partition(".")
+            for result, n in counts.items():
+                metrics.add(names.INTERVENTIONS, n, rule=rule, action=action, outcome=result)
+        metrics.run_closed(run, outcome)
+
+    def resumed(self, reason: str) -> None:
+        """The stop was lifted."""
+        self._raised = False
+        logs.logger.info("loopguard: run %r goes on: %s", self.run.name, logs.one_line(reason))
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """The run ended: settle what was followed, say what never reached the model."""
+        run = self.run
+        with run._lock:
+            run.engine.books.close()
+        if self._nudges:
+            self._undelivered = len(self._nudges)
+            logs.logger.warning(
+                "loopguard: %d nudge%s of run %r never reached the model. Add run.pop_nudges() to the messages, "
+                'or say guarded_run(..., on_warn="append").',
+                self._undelivered,
+                "s" if self._undelivered != 1 else "",
+                run.name,
+            )
+        self._final = self._read()
+
+    def stats(self) -> RunStats:
+        """The counts so far; those of the end once the run is closed."""
+        return self._final or self._read()
+
+    def _read(self) -> RunStats:
+        run = self.run
+        engine = run.engine
+        with run._lock:
+            totals = dict(engine.totals)
+            books = engine.books
+            heeded, ignored = dict(books.heeded), dict(books.ignored)
+            streak = engine.max_operation_count()
+            executed = engine.n
+        by_rule: dict[str, dict[str, int]] = {}
+        for word, counts in (("heeded", heeded), ("ignored", ignored)):
+            for (rule, rung), n in counts.items():
+                by_rule.setdefault(f"{rule}.{rung}", {})[word] = n
+        return RunStats(
+            calls=sum(row.calls for row in engine.rows.values()),
+            refused=int(totals["refused"]),
+            failed=int(totals["failed"]),
+            abandoned=int(totals["abandoned"]),
+            warned=int(totals["warned"]),
+            heeded=sum(heeded.values()),
+            ignored=sum(ignored.values()),
+            nudges_undelivered=self._undelivered or (len(self._nudges) if self._nudges else 0),
+            wasted_calls=int(totals["wasted"]),
+            wasted_seconds=totals["wasted_s"],
+            false_refusals=sum(self.false_refusals.values()),
+            turns_analyzed=executed,
+            loops_detected=int(totals["looped"]),
+            current_streak=streak,
+            by_rule=by_rule,
+        )

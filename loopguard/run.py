@@ -1,0 +1,584 @@
+"""``Run``: one task of one agent, the scope in which calls are compared.
+
+A run holds the engine, its lock and what the engine may not know: the clock, texts, callbacks, telemetry.
+The path of a guarded call is :meth:`Run.admit`, the tool, then :meth:`Run.done` or :meth:`Run.failed`.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+
+from xxhash import xxh3_64_intdigest
+
+from loopguard import _safety
+from loopguard.config import Settings, deployment_key, effective_mode
+from loopguard.engine import Engine
+from loopguard.errors import RunStopped, ToolCallRefused
+from loopguard.fingerprint import arguments, digest
+from loopguard.guard import Guard
+from loopguard.policy import Mode, Plan, Policy
+from loopguard.records import Action, Finding, Hit, LoopStatus, Operation, Status
+from loopguard.report import Nudge, Reporter, RunStats
+from loopguard.telemetry import instruments, logs, lookup
+from loopguard.telemetry.metrics import Snapshot, metrics
+
+if TYPE_CHECKING:
+    from loopguard.call import Call
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+OnWarn = Literal["queue", "append"] | Callable[[Nudge], object]
+OnRefuse = Literal["raise", "return"] | Callable[[ToolCallRefused], object]
+OnStop = Literal["raise", "end"] | Callable[[RunStopped], object]
+
+#: Excerpts of the last results that are kept to quote and to mask; and their size in characters.
+EXCERPTS = 32
+EXCERPT_SIZE = 512
+#: Internal errors after which a run only watches.
+MOST_ERRORS = 3
+
+_current: contextvars.ContextVar[Run | None] = contextvars.ContextVar("loopguard_run", default=None)
+_live: weakref.WeakSet[Run] = weakref.WeakSet()
+
+
+class Instead:
+    """The value that a refused call gives in place of its result (``on_refuse``)."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+class Live:
+    """A guard in this run: what is needed on each call, looked up once."""
+
+    __slots__ = ("bound", "guard", "inexact", "key_of", "kind", "mode", "plain", "seed")
+
+    def __init__(self, run: Run, guard: Guard) -> None:
+        policy = run.policy
+        self.guard = guard
+        self.bound = run.engine.bind(guard.tool)
+        self.inexact = run.engine.bind(guard.tool, exact=False)
+        self.mode: Mode = effective_mode(guard.spec.mode, run.mode)
+        # The seed holds the tool's name: equal arguments of two tools are different calls.
+        self.seed = xxh3_64_intdigest(guard.tool.name.encode("utf-8", "surrogatepass"), run.seed)
+        facts = guard.facts(policy, run.secret_key)
+        self.kind = facts.kind
+        self.key_of = facts.key_of
+        #: The kind is fixed and messages need no target: the key is all there is to find out about a call.
+        self.plain = facts.plain and self.mode == "enforce"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a run does with warnings, refusals and stops."""
+
+    on_warn: OnWarn = "queue"
+    on_refuse: OnRefuse = "raise"
+    on_stop: OnStop = "raise"
+    on_finding: Callable[[Finding], object] | None = None
+
+
+class Run:
+    """A run that is open, or was. Made by :func:`loopguard.guarded_run`."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        plan: Plan,
+        settings: Settings,
+        run_id: str | None = None,
+        agent: str | None = None,
+        mode: Mode = "enforce",
+        options: Options | None = None,
+        parent: Run | None = None,
+        shared: bool = False,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        noise = os.urandom(40)
+        self.name = name
+        self.id = run_id or _uuid7(noise[:10])
+        self.agent = agent
+        self.plan = plan
+        self.policy: Policy = plan.policy
+        self.mode: Mode = mode
+        self.parent = parent
+        self.closed = False
+        self.children: list[Run] = []
+        self.settings = settings
+        self.options = options or Options()
+        key = deployment_key()
+        #: Keys the digests of secrets and the fingerprints that telemetry shows.
+        self.secret_key = key or noise[10:26]
+        self.clock = clock or time.time
+        if shared and parent is not None:
+            self.engine: Engine = parent.engine
+            self._lock = parent._lock
+            self.seed = parent.seed
+        else:
+            self.engine = Engine(plan)
+            self._lock = threading.Lock()
+            self.seed = digest(key, 0) if key else int.from_bytes(noise[26:34], "little")
+        self._shared = shared
+        self._tools: dict[Guard, Live] = {}
+        #: Guards of tools that are called by name.
+        self.named: dict[str, Guard] = {}
+        self._excerpts: list[tuple[int, str] | None] | None = None
+        self._would: dict[int, tuple[str, int]] = {}
+        self._allowed: dict[str | None, int] = {}
+        self._round: int | None = None
+        self._errors = 0
+        #: Blocks of ``run.call`` that are open; a guarded tool inside may be the same call.
+        self.dispatching = 0
+        self.report = Reporter(self)
+        self.spans = lookup.spans_for_run(settings.telemetry)
+        if self.spans is not None:
+            self.report.parent_span = self.spans.parent()
+        instruments.offer_instruments(settings.telemetry)
+        metrics.expect(plan.expected)
+        metrics.register_run(self, agent=agent)
+        _live.add(self)
+        if parent is not None:
+            parent.children.append(self)
+
+    # -- the path of a call -----------------------------------------------------------------------------------------
+
+    def admit(self, guard: Guard, args: tuple[Any, ...], kwargs: Mapping[str, Any], call_id: str | None = None) -> Any:
+        """Ask for a call. Returns its number, 0 for a call that is not watched, or :class:`Instead`.
+
+        Raises:
+            ToolCallRefused: The call must not be executed.
+            RunStopped: The run is over.
+        """
+        try:
+            live = self._tools.get(guard)
+            if live is None:
+                live = self._adopt(guard)
+            if self.dispatching and self._claimed(guard):
+                return 0
+            kind = live.kind
+            target = 0
+            bound = live.bound
+            if live.plain:
+                data, exact = arguments(live.key_of(args, kwargs))
+            else:
+                if live.mode == "off":
+                    return 0
+                kind, values, target_text = guard.describe(self.policy, self.secret_key, args, kwargs)
+                data, exact = arguments(values)
+                if target_text is not None:
+                    target = digest(target_text.encode("utf-8", "surrogatepass"), self.seed)
+            if not exact:
+                bound = live.inexact
+            key = xxh3_64_intdigest(data, live.seed)
+            at = self.clock()
+            with self._lock:
+                seq = self.engine.start(at, bound, kind, key, target, self._round)
+            if seq.__class__ is int and self.parent is None:
+                return seq
+        except Exception as error:
+            self._internal("run.admit", error)
+            return 0
+        if seq.__class__ is int:
+            hit, owner = self._charge(live, seq)
+            if hit is None:
+                return seq
+        else:
+            hit, owner = seq, self
+        return self._refused(live, hit, owner, at, kind, key, target, args, kwargs, call_id)
+
+    def done(
+        self, guard: Guard, seq: int, result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], handle: Any = None
+    ) -> Any:
+        """The tool returned. Returns what the caller gets: the result, or the result with a nudge appended."""
+        try:
+            outcome = guard.outcome_of(self, seq, result)
+            now = self.clock()
+            with self._lock:
+                before = self.engine.restart_at
+                hit = self.engine.end(now, seq, *outcome)
+                after = self.engine.restart_at
+            if self.parent is not None and after != before:
+                self._restart_ancestors()
+            if self._would:
+                self._judge_false_refusal(seq)
+            if hit is not None:
+                return self._warned(guard, hit, seq, result, args, kwargs, handle)
+        except Exception as error:
+            self._internal("run.done", error)
+        return result
+
+    def failed(
+        self,
+        guard: Guard,
+        seq: int,
+        error: BaseException,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        handle: Any = None,
+    ) -> None:
+        """The tool raised."""
+        try:
+            outcome = guard.failure_of(self, seq, error)
+            now = self.clock()
+            with self._lock:
+                hit = self.engine.end(now, seq, *outcome)
+            if self._would:
+                self._judge_false_refusal(seq)
+            if hit is not None:
+                self._warned(guard, hit, seq, None, args, kwargs, handle)
+        except Exception as internal:
+            self._internal("run.failed", internal)
+
+    def abandon(self, seq: int) -> None:
+        """The call came to no outcome: cancelled, closed early, or its framework took over."""
+        try:
+            with self._lock:
+                self.engine.end(self.clock(), seq, Status.ABANDONED)
+        except Exception as error:
+            self._internal("run.abandon", error)
+
+    def _adopt(self, guard: Guard) -> Live:
+        live = self._tools[guard] = Live(self, guard)
+        if len(self._tools) > 1_000:
+            self._tools.clear()
+            self._tools[guard] = live
+        metrics.register_tool(guard.tool.name)
+        return live
+
+    def _claimed(self, guard: Guard) -> bool:
+        from loopguard.call import claim
+
+        return claim(self, guard.tool.name)
+
+    def _charge(self, live: Live, seq: int) -> tuple[Hit | None, Run]:
+        """Count the call in the runs above. One of them may forbid it."""
+        for run in self.ancestors():
+            if self._shared and run.engine is self.engine:
+                continue
+            with run._lock:
+                hit = run.engine.tick(live.guard.tool)
+            if hit is not None:
+                self.abandon(seq)
+                return hit, run
+        return None, self
+
+    def _restart_ancestors(self) -> None:
+        for run in self.ancestors():
+            if run.engine is not self.engine:
+                with run._lock:
+                    run.engine.note_descendant_write()
+
+    def _refused(
+        self,
+        live: Live,
+        hit: Hit,
+        owner: Run,
+        at: float,
+        kind: int,
+        key: int,
+        target: int,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        call_id: str | None,
+    ) -> Any:
+        """An attempt met a rung: let it through if the guard only watches, else refuse it or end the run."""
+        guard = live.guard
+        seq = self.engine.seq
+        try:
+            enforced = self._enforces(live, hit, owner)
+            finding = owner.report.finding(hit, guard, enforced)
+            if not enforced:
+                with self._lock:
+                    seq = self.engine.override(at, live.bound, kind, key, target, self._round)
+                    entry = self.engine.open[seq][0]
+                    self._would[seq] = (hit.rule, entry.op.outcome if entry.op is not None else 0)
+                    if len(self._would) > 1_000:
+                        del self._would[next(iter(self._would))]
+            if hit.report:
+                owner.report.publish(finding, guard, args, kwargs)
+            if not enforced:
+                return seq
+            error = owner.report.error(hit, finding, guard, args, kwargs)
+            if self.spans is not None:
+                self.spans.refused(
+                    self.id, guard.tool.name, self.agent, seq, finding if hit.report else None, error, call_id=call_id
+                )
+        except Exception as internal:
+            self._internal("run.refuse", internal)
+            return 0
+        if isinstance(error, RunStopped):
+            owner.report.stop_seen(error)
+            raise error
+        return self._answer(guard, error, args, kwargs)
+
+    def _answer(self, guard: Guard, error: ToolCallRefused, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        how = guard.spec.on_refuse or self.options.on_refuse
+        if how == "raise":
+            raise error
+        if how == "return":
+            return Instead(error.for_model())
+        return Instead(how(error))
+
+    def _enforces(self, live: Live, hit: Hit, owner: Run) -> bool:
+        if hit.rule == "stop":
+            return True
+        if live.mode != "enforce" or owner.mode != "enforce":
+            return False
+        name = live.guard.tool.name
+        return not (hit.action is Action.REFUSE and (name in self._allowed or None in self._allowed))
+
+    def _judge_false_refusal(self, seq: int) -> None:
+        """A call that would have been refused: was its outcome new?"""
+        would = self._would.pop(seq, None)
+        if would is not None:
+            last = self.engine.history[-1] if self.engine.history else None
+            if last is not None and last.seq == seq and last.outcome != would[1]:
+                self.report.false_refusals[would[0]] = self.report.false_refusals.get(would[0], 0) + 1
+
+    def _warned(
+        self,
+        guard: Guard,
+        hit: Hit,
+        seq: int,
+        result: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        handle: Any,
+    ) -> Any:
+        live = self._tools[guard]
+        enforced = live.mode == "enforce"
+        finding = self.report.finding(hit, guard, enforced)
+        self.report.publish(finding, guard, args, kwargs, handle)
+        if not enforced:
+            return result
+        return self.report.nudge(hit, finding, guard, seq, result, args, kwargs)
+
+    def _internal(self, where: str, error: Exception) -> None:
+        """An error of ours: the call goes through. A run with several of them only watches."""
+        self._errors += 1
+        if self._errors == MOST_ERRORS and self.mode == "enforce":
+            self.set_mode("observe")
+            logs.logger.warning("loopguard: %d internal errors in one run; it only watches from now on.", MOST_ERRORS)
+        _safety.report(where, error)
+
+    # -- excerpts ---------------------------------------------------------------------------------------------------
+
+    def keep_excerpt(self, seq: int, text: str) -> None:
+        """Keep the beginning of an outcome's text, to quote it and to compare it with volatile text taken out."""
+        if self._excerpts is None:
+            self._excerpts = [None] * EXCERPTS
+        self._excerpts[seq % EXCERPTS] = (seq, text if len(text) <= EXCERPT_SIZE else text[:EXCERPT_SIZE])
+
+    def excerpt(self, seq: int) -> str | None:
+        """The kept text of this call, if it is still there."""
+        kept = self._excerpts[seq % EXCERPTS] if self._excerpts is not None else None
+        return kept[1] if kept is not None and kept[0] == seq else None
+
+    # -- for hand-written agents ------------------------------------------------------------------------------------
+
+    def call(self, tool: str, args: object = None, *, id: str | None = None) -> Call:
+        """One call of a tool, as a block, sync or async: ``with run.call(name, args) as call: call.result = ...``.
+
+        The call is asked for when the block is entered, and ends with it: by ``call.result``, by the exception that
+        leaves it, or as abandoned when it is cancelled.
+
+        Args:
+            tool: Name of the tool; declarations come from the tool table.
+            args: The arguments, usually a mapping.
+            id: The model's id of the call; it goes into the span and the nudge.
+
+        Raises:
+            ToolCallRefused: On entering, if the call must not be executed.
+            RunStopped: On entering, if the run is over.
+        """
+        from loopguard.call import Call
+
+        return Call(self, tool, args, id)
+
+    def begin(self, tool: str, args: object = None, *, id: str | None = None) -> Call:
+        """Like :meth:`call`, without a block: end it with ``finish``, ``fail`` or ``abandon``."""
+        return self.call(tool, args, id=id).begin()
+
+    def round(self) -> int:
+        """A new reply of the model: the calls until the next one are one decision. Returns its number."""
+        with self._lock:
+            self._round = self.engine.note_round()
+            return self._round
+
+    def bind(self, function: Callable[P, R]) -> Callable[P, R]:
+        """A callable that runs in a copy of this context with this run current, for executors that lose context."""
+        from loopguard.scope import bind
+
+        return bind(self, function)
+
+    @contextmanager
+    def allow(self, *tools: str) -> Iterator[None]:
+        """A block in which no call of these tools is refused for a loop (all tools if none is named)."""
+        names: tuple[str | None, ...] = tools or (None,)
+        for name in names:
+            self._allowed[name] = self._allowed.get(name, 0) + 1
+        try:
+            yield
+        finally:
+            for name in names:
+                self._allowed[name] -= 1
+                if not self._allowed[name]:
+                    del self._allowed[name]
+
+    # -- notes ------------------------------------------------------------------------------------------------------
+
+    def note_user_message(self) -> None:
+        """A real message of the user arrived: evidence starts anew, and a stop that a loop caused is lifted."""
+        with self._lock:
+            self.engine.note_user_message()
+            self._round = None
+
+    def note_compaction(self) -> None:
+        """The model's memory was cut: each call may be repeated once without counting."""
+        with self._lock:
+            self.engine.note_compaction()
+
+    def stop(self, reason: str) -> None:
+        """End the run from outside: no further guarded call is executed in it, or below it."""
+        with self._lock:
+            hit = self.engine.stop(reason)
+        self.report.publish(self.report.finding(hit, None, True), None, (), {})
+
+    def resume(self, reason: str) -> None:
+        """Lift a stop; evidence starts anew, totals and findings stay. ``reason`` goes into the log."""
+        with self._lock:
+            self.engine.resume()
+        self.report.resumed(reason)
+
+    def set_mode(self, mode: Mode) -> None:
+        """Switch the guard for this run: ``"enforce"``, ``"observe"`` or ``"off"``. ``LOOPGUARD_MODE`` still weakens."""
+        self.mode = effective_mode(mode)
+        self._tools.clear()
+
+    def add_observer(self, observer: object) -> None:
+        """Tell ``observer.on_loop_detected(pattern, repetitions)`` of each finding, as loopctl does."""
+        self.report.observers.append(observer)
+
+    def acknowledge_loop_warning(self, operations: Any) -> None:
+        """Count the first of these operations (from :meth:`check_loop`) as warned about."""
+        first = next(iter(operations), None)
+        if not isinstance(first, Operation):
+            return
+        with self._lock:
+            for rule, evidence in self.engine.repeats(self.clock()):
+                if evidence.key == first.key and evidence.outcome == first.outcome:
+                    self.engine.acknowledge(evidence.pattern, rule, evidence)
+                    return
+
+    def pop_nudges(self) -> list[Nudge]:
+        """The waiting nudges, oldest first; they count as delivered and are removed."""
+        return self.report.pop_nudges()
+
+    # -- readings ---------------------------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> bool:
+        """True while calls are watched here."""
+        return not self.closed and self.mode != "off"
+
+    @property
+    def stopped(self) -> Finding | None:
+        """The finding that ended this run or one above it, or None."""
+        for run in (self, *self.ancestors()):
+            if run.engine.latch is not None:
+                return run.report.finding(run.engine.latch, None, True)
+        return None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was found so far, oldest first: each rung of each pattern once."""
+        return tuple(self.report.findings)
+
+    @property
+    def stats(self) -> RunStats:
+        """Counts of the run so far; readable after the block too."""
+        return self.report.stats()
+
+    def ancestors(self) -> Iterator[Run]:
+        """The runs around this one, innermost first."""
+        run = self.parent
+        while run is not None:
+            yield run
+            run = run.parent
+
+    def check_loop(self) -> LoopStatus:
+        """loopctl's reading: is a call repeated, which, how often, and is the next one going to be refused."""
+        with self._lock:
+            found = [(r, e) for r, e in self.engine.repeats(self.clock()) if e.warn and e.done >= e.warn]
+            count = max((evidence.done for _, evidence in found), default=0)
+            top = [(rule, evidence) for rule, evidence in found if evidence.done == count]
+            last = {op.seq: op for op in self.engine.history}
+            operations = tuple(last[e.seqs[-1]] for _, e in top if e.seqs and e.seqs[-1] in last)
+            stop = any(evidence.stop and evidence.done >= evidence.stop for _, evidence in top)
+        warning = None
+        if operations:
+            times = f"{operations[0].tool} gave the same result {count} times"
+            warning = f"{times}; the next attempt will be refused" if stop else times
+        return LoopStatus(bool(operations), operations, count, warning, stop)
+
+    def max_operation_count(self) -> int:
+        """How often the most repeated live operation was executed; 0 if nothing was."""
+        with self._lock:
+            return self.engine.max_operation_count()
+
+    def metrics_snapshot(self) -> Snapshot:
+        """What the metrics read of a live run, and once more when it is closed."""
+        calls: dict[tuple[str, str], int] = {}
+        if self._shared:  # the run around it tells the same engine
+            return {"max_operation_count": 0, "calls": calls, "agent": self.agent}
+        with self._lock:
+            for row in self.engine.rows.values():
+                if row.calls:
+                    calls[row.name, "allow"] = row.calls
+                if row.refused:
+                    calls[row.name, "refuse"] = row.refused
+            most = self.engine.max_operation_count()
+        return {"max_operation_count": most, "calls": calls, "agent": self.agent}
+
+    def close(self) -> None:
+        """End the run. Later calls in it are not watched; a late outcome is dropped."""
+        if self.closed:
+            return
+        self.closed = True
+        self.report.close()
+        _live.discard(self)
+
+    def __repr__(self) -> str:
+        stats = self.stats
+        state = "stopped" if self.engine.latch is not None else "closed" if self.closed else "open"
+        return (
+            f"<Run {self.name!r} {self.id[:8]} {state}: {stats.calls} calls, {stats.refused} refused, "
+            f"{len(self.report.findings)} findings>"
+        )
+
+
+def _uuid7(noise: bytes) -> str:
+    """A UUID of version 7: sorted by time, unique by 74 random bits."""
+    number = (time.time_ns() // 1_000_000 << 80) | int.from_bytes(noise, "big")
+    number = number & ~(0xF << 76) | (0x7 << 76)
+    number = number & ~(0x3 << 62) | (0x2 << 62)
+    text = f"{number & (1 << 128) - 1:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def renew_locks() -> None:
+    """After a fork: a lock may have been held by a thread that the child does not have."""
+    for run in list(_live):
+        run._lock = threading.Lock()

@@ -1,0 +1,172 @@
+"""All sentences that people and models read, in one place. Pure: facts in, text out.
+
+Three readers: ``str()`` of an error is safe to show anybody; the model gets the target and what came back; the
+developer gets the rule, its numbers and the way out.
+"""
+
+from __future__ import annotations
+
+from loopguard.records import Action, Finding, Hit
+from loopguard.rules import RULES
+from loopguard.rules.base import Words
+
+#: Characters of an outcome that a model is shown.
+EXCERPT = 200
+#: Where a rule is explained.
+DOCS = "https://loopguard-otel.readthedocs.io/rules"
+
+_WORDS: dict[str, Words] = {rule.name: rule.words for rule in RULES}
+
+
+def words(rule: str) -> Words:
+    """The phrases of this rule; neutral ones for a rule of your own that has none."""
+    return _WORDS.get(rule) or Words()
+
+
+def learn(rule: str, own: Words) -> None:
+    """Take in the phrases of a rule that is not ours."""
+    _WORDS.setdefault(rule, own)
+
+
+def in_a_row(seqs: tuple[int, ...]) -> str:
+    """`` in a row`` where no other call lies between."""
+    return " in a row" if len(seqs) > 1 and seqs[-1] - seqs[0] == len(seqs) - 1 else ""
+
+
+def _call(finding: Finding) -> str:
+    return "call" if len(finding.seqs) == 1 else "calls"
+
+
+# -- sentences anybody may see ---------------------------------------------------------------------------------------
+
+
+def sentence(hit: Hit, run_name: str) -> str:
+    """``str()`` of the error, and ``loopguard.loop.message``: no argument, no result, no threshold of a rule."""
+    if hit.limit is not None:
+        return limit_sentence(hit, run_name)
+    n = hit.evidence.done
+    if hit.action is Action.WARN:
+        return f"{hit.tool} {words(hit.rule).past.format(n=n)}{in_a_row(hit.evidence.seqs)}"
+    if hit.action is Action.REFUSE:
+        return f"{hit.tool} was not executed: the same call {words(hit.rule).perfect.format(n=n)} in this run"
+    if hit.rule == "stop":
+        return f"run {run_name!r} was stopped: {hit.evidence.pattern[1]}"
+    asked = f" and was asked for {_times(hit.refused, ' more')}" if hit.refused else ""
+    return f"run {run_name!r} was stopped: {hit.tool} {words(hit.rule).past.format(n=n)}{asked}"
+
+
+def _times(n: int, more: str = "") -> str:
+    return f"{n}{more} time{'s' if n != 1 else ''}"
+
+
+def limit_sentence(hit: Hit, run_name: str) -> str:
+    """A limit names its own numbers."""
+    assert hit.limit is not None
+    name, used, allowed = hit.limit
+    if hit.action is Action.WARN:
+        return f"run {run_name!r} has used {used:g} of {allowed:g} {name}"
+    if hit.action is Action.REFUSE:
+        return f"{hit.tool} was not executed: its {allowed:g} calls in this run are used up"
+    return f"run {run_name!r} was stopped: {name} {used:g} of {allowed:g}"
+
+
+# -- what a model reads ----------------------------------------------------------------------------------------------
+
+
+def call_text(tool: str, target: tuple[str, str] | None) -> str:
+    """The call as a model knows it: the tool, and its target where that is not secret."""
+    return f"`{tool}`" if target is None else f'`{tool}` with {target[0]} "{target[1]}"'
+
+
+def quote(excerpt: str | None) -> str:
+    """An excerpt in quotes, shortened; "" if there is none."""
+    if not excerpt:
+        return ""
+    short = excerpt if len(excerpt) <= EXCERPT else excerpt[: EXCERPT - 1] + "…"
+    return f': "{short}"'
+
+
+def nudge_text(finding: Finding, target: tuple[str, str] | None, excerpt: str | None, suggestion: str | None) -> str:
+    """What is said beside a result: the observation, no advice but the tool's own."""
+    if finding.rule in ("limits", "stop"):
+        return f"Note: {finding.message}."
+    call = call_text(finding.tool, target)
+    n = finding.repetitions
+    calls = f"({_call(finding)} {', '.join(map(str, finding.seqs))})"
+    if finding.rule == "failing":
+        text = (
+            f"Note: {call} has failed {n} times with the same error{quote(excerpt)} {calls}. "
+            "The error has not changed between the attempts."
+        )
+    elif finding.rule == "repeat":
+        text = f"Note: {call} has now returned the same result {n} times {calls}."
+    elif finding.rule == "poll":
+        text = (
+            f"Note: {call} still gives the same answer{quote(excerpt)} after {n} calls. "
+            "Waiting longer between calls gives the same information."
+        )
+    else:
+        text = f"Note: {call} {words(finding.rule).perfect.format(n=n)} {calls}."
+    return f"{text} {suggestion}" if suggestion else text
+
+
+def refused_text(finding: Finding, target: tuple[str, str] | None, excerpt: str | None, suggestion: str | None) -> str:
+    """What a model reads in place of a result that was not fetched again."""
+    if finding.rule == "limits":
+        return f"Not executed: {finding.message}. Further calls of `{finding.tool}` will not be executed in this run."
+    call = call_text(finding.tool, target)
+    n = finding.repetitions
+    if finding.rule == "failing":
+        said = f"has failed {n} times with the same error{quote(excerpt)}."
+        since = "The error has not changed between the attempts."
+    elif finding.rule == "same_call":
+        said = f"has been run {n} times with the same arguments."
+        since = "Repeating it has not been useful so far."
+    else:
+        said = f"has been run {n} times and the result was the same each time{quote(excerpt)}."
+        since = "Nothing that could change it has happened since."
+    text = (
+        f"Not executed: {call} {said} {since} This call will not be run again until something changes; "
+        "you can use the result above, take another step, or say what is missing."
+    )
+    return f"{text} {suggestion}" if suggestion else text
+
+
+def stopped_text(reason: str) -> str:
+    """What a model reads when the run is over."""
+    return (
+        f"The run is over: {reason}. No further tool call will be executed. "
+        "Report what you have and what is missing."
+    )
+
+
+# -- what a developer reads ------------------------------------------------------------------------------------------
+
+
+def notes(finding: Finding, restarted: str, tool_note: bool = True) -> list[str]:
+    """Lines below the traceback: rule, threshold, calls, and how to allow it."""
+    rung = f"{finding.action}_after={finding.threshold}"
+    head = (
+        f"loopguard: rule {finding.rule}, {rung} · run {finding.run_name!r} {finding.run_id[:8]}… · "
+        f"calls {', '.join(map(str, finding.seqs))} · fingerprint {finding.fingerprint}"
+    )
+    lines = [head]
+    if restarted:
+        lines.append(f"           {restarted}")
+    if tool_note and finding.rule not in ("limits", "stop"):
+        lines.append('  allow    it waits for something: @guarded_tool(kind="poll")')
+        lines.append(
+            "           never refuse this tool: @guarded_tool(refuse_after=0) · only watch: LOOPGUARD_MODE=observe"
+        )
+    lines.append(f"  why      {DOCS}/{finding.rule}")
+    return lines
+
+
+def outside_text(tool: str) -> str:
+    """A guarded tool was called where no run is open."""
+    return (
+        f"{tool} was called outside a run: it is not guarded. "
+        'Open one around the agent\'s work: with guarded_run("my-agent"): ...  '
+        "In a thread pool: pool.submit(run.bind(f), ...). "
+        '(Said once per tool; configure(outside_run="ignore") silences it, "raise" makes it an error.)'
+    )
