@@ -94,7 +94,7 @@ def __getattr__(name: str) -> Any:
         # Two distributions that share this folder overwrite each other's files; say so instead of the riddle.
         from loopguard import _clash
 
-        raise _clash.wrap(error) from error
+        raise _clash.wrap(error)  # noqa: B904 - it says itself where it came from
     globals()[name] = value
     return value
 

@@ -59,8 +59,10 @@ class Call:
             return self
         self.seq = seq
         if run.spans is not None and seq:
-            key_text = self._guard.key_text_if_captured(run, self._args, {})
-            self._handle = run.spans.start(run.id, self.tool, run.agent, seq, self.id, key_text)
+            if run.spans.captures != "none":
+                self._handle = self._guard.span_with_content(run, seq, self.id, self._args, {})
+            else:
+                self._handle = run.spans.start(run.id, self.tool, run.agent, seq, self.id)
         return self
 
     def finish(self, result: Any) -> Any:
@@ -71,7 +73,7 @@ class Call:
         self.result = result
         if self.seq:
             self.result = self.run.done(self._guard, self.seq, result, self._args, {}, self._handle)
-        self._end_span(None)
+        self._end_span(None, self.result)
         return self.result
 
     def fail(self, error: BaseException) -> None:
@@ -98,9 +100,9 @@ class Call:
             self.run.abandon(self.seq)
         self._end_span(error)
 
-    def _end_span(self, error: BaseException | None) -> None:
+    def _end_span(self, error: BaseException | None, result: Any = None) -> None:
         if self._handle is not None and self.run.spans is not None:
-            self.run.spans.end(self._handle, error)
+            self.run.spans.end(self._handle, error, result=result)
 
     def __enter__(self) -> Call:
         self.begin()

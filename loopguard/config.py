@@ -257,6 +257,12 @@ def flush(timeout: float = 5.0) -> bool:
     return flushing.flush(known_settings().telemetry, timeout)
 
 
+def keep() -> Configured:
+    """A block that changes nothing, and at whose end everything configured is as it was. For tests."""
+    with _config.lock:
+        return Configured(_config.given, tuple(_CHECKS))
+
+
 def reset() -> None:
     """Take back every ``configure``, and read settings file and environment anew. For tests."""
     with _config.lock:
@@ -375,6 +381,7 @@ __all__ = [
     "deployment_key",
     "effective_mode",
     "flush",
+    "keep",
     "known_settings",
     "origins",
     "outside",

@@ -19,8 +19,13 @@ from loopguard.rules.base import Rule
 #: Calls that can be in flight at once before the oldest count as abandoned; keeps the state bounded.
 MAX_OPEN = 10_000
 
-# A NamedTuple's own constructor costs twice as much as this.
-_new = tuple.__new__
+#: An admitted call without an outcome: its entry, its tool, its round, when it began.
+Open = tuple[Entry, Bound, int, float | None]
+
+# Beside the bits of Trigger: the match rests on masking; it is the repetition that a compaction grants.
+_FREE = 64
+_SOFT = 128
+
 
 
 class Engine(Ladder):
@@ -31,9 +36,9 @@ class Engine(Ladder):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         #: Admitted calls without an outcome, by number.
-        self.open: dict[int, tuple[Entry, Bound, int, float | None]] = {}
+        self.open: dict[int, Open] = {}
         #: Calls whose lease ran out, in case they end after all.
-        self.late: dict[int, tuple[Entry, Bound, int, float | None]] = {}
+        self.late: dict[int, Open] = {}
 
     # -- before a call ----------------------------------------------------------------------------------------------
 
@@ -44,15 +49,18 @@ class Engine(Ladder):
         seq = self.seq = self.seq + 1
         if self.open and (at is not None or len(self.open) >= MAX_OPEN):
             self._expire(at)
-        entry = self.keys.get(key)
+        keys = self.keys
+        row = bound.row
+        entry = keys.get(key)
         if entry is None:
-            if len(self.keys) >= self.sweep_at:
+            if len(keys) >= self.sweep_at:
                 self.sweep()
-            entry = self.keys[key] = Entry(key, bound.row, kind, target)
-            ops = None
-        else:
-            ops = entry.ops
-        if self.watchful or entry.flight + (1 if ops is None else len(ops)) >= bound.floor:
+            entry = keys[key] = Entry(key, row, kind, target)
+            if self.watchful or bound.floor <= 1:
+                hit = self._verdict(entry, bound, at, round_)
+                if hit is not None:
+                    return hit
+        elif self.watchful or entry.flight + (1 if entry.ops is None else len(entry.ops)) >= bound.floor:
             hit = self._verdict(entry, bound, at, round_)
             if hit is not None:
                 return hit
@@ -64,7 +72,7 @@ class Engine(Ladder):
             self.round += 1
             self.joinable = True
         entry.flight += 1
-        bound.row.calls += 1
+        row.calls += 1
         calls = self.calls = self.calls + 1
         if calls >= self.call_mark:
             self._rearm()
@@ -118,7 +126,35 @@ class Engine(Ladder):
         ``prev_masked`` of this and the previous outcome of the call with volatile text taken out (0 = not taken),
         ``changed`` False for a write that says it changed nothing, ``ended`` True for a poll that says it is over.
         """
-        call = self.open.pop(seq, None)
+        return self.close(
+            self.open.pop(seq, None),
+            at,
+            seq,
+            status,
+            raw,
+            template,
+            masked,
+            prev_masked,
+            error_class,
+            changed,
+            ended,
+        )
+
+    def close(
+        self,
+        call: Open | None,
+        at: float | None,
+        seq: int,
+        status: int,
+        raw: int = 0,
+        template: int = 0,
+        masked: int = 0,
+        prev_masked: int = 0,
+        error_class: int = 0,
+        changed: bool = True,
+        ended: bool = False,
+    ) -> Hit | None:
+        """:meth:`end` for a caller that took the call out of ``open`` itself, to look at it."""
         if call is None:
             call = self._late(seq, status)
             if call is None:
@@ -130,10 +166,7 @@ class Engine(Ladder):
         kind = entry.kind
         if status == 4 or kind == 5:
             return self._no_operation(entry, status)
-        if status:
-            outcome = self._failed(entry, raw, template, error_class)
-        else:
-            outcome = raw
+        outcome = self._failed(entry, raw, template, error_class) if status else raw
 
         # -- the shared index --
         n = self.n = self.n + 1
@@ -141,98 +174,111 @@ class Engine(Ladder):
         soft = free = False
         armed = 16  # Trigger.ANY
         if old is not None:
-            last = n - self.window
-            floor = max(self.restart_at, last)
-            if self.cleared and not status:
-                floor = max(floor, self.edits_floor(entry))
-            if old[0] > last:
-                armed = 18  # ANY | SAME_CALL
-            if old[0] > floor and outcome and status == old[5]:
-                if outcome == old[6]:
-                    armed = 19  # ANY | SAME_CALL | SAME_OPERATION
-                elif masked and masked == (old[13] or prev_masked):
-                    # The raw digests differ, the masked ones do not: a match, but one that may only warn.
-                    # It takes the digest of the row, so that all of a row are equal.
-                    armed = 19
-                    soft = True
-                    outcome = old[6]
-            if armed == 19:
-                entry.flips = False
-                if entry.compaction != self.compactions:
-                    entry.compaction = self.compactions
-                    free = True
-                other = self.unknown_n if self.unknown_key != entry.key else self.unknown_other_n
-                if other > old[0]:
-                    entry.mixed_at = n
-            else:
-                entry.flips = True
-                entry.compaction = self.compactions
-        else:
+            armed = self._compare(entry, old, n, status, outcome, masked, prev_masked)
+            if armed >= _SOFT:
+                armed -= _SOFT
+                soft = True
+                outcome = old.outcome
+            if armed >= _FREE:
+                armed -= _FREE
+                free = True
+        elif self.compactions:
             entry.compaction = self.compactions
-        took = at - started if at is not None and started is not None else 0.0
-        op = entry.op = _new(
-            Operation,
-            (
-                n,
-                seq,
-                bound.row.name,
-                entry.key,
-                kind,
-                status,
-                outcome,
-                error_class,
-                round_,
-                at,
-                took,
-                soft,
-                free,
-                masked,
-                ended,
-            ),
+        row = bound.row
+        entry.op = op = Operation(
+            n,
+            seq,
+            row.name,
+            entry.key,
+            kind,
+            status,
+            outcome,
+            error_class,
+            round_,
+            at,
+            at - started if at is not None and started is not None else 0.0,
+            soft,
+            free,
+            masked,
+            ended,
         )
         self.history.append(op)
-        if armed != 19:
-            if entry.ops is not None:
-                entry.ops = None
-                entry.mixed_at = -1
-        elif free:
-            # A free repetition is no evidence: it takes no place in the row, and no rule speaks because of it.
-            armed = 18
-            if entry.ops is None and old is not None:
-                entry.ops = [old]
-        elif old is not None:
-            self._append(entry, old, op)
-        row = bound.row
-        if outcome and row.last == outcome:
-            armed |= 8  # SAME_ANSWER
-        row.last = outcome
-        if kind == 0 and not free:
+        if old is not None:
+            if armed != 19:
+                entry.ops = [old] if free and entry.ops is None else entry.ops if free else None
+            else:
+                self._append(entry, old, op)
+        if kind == 0:
             if self.unknown_key != entry.key:
-                self.unknown_other_n = self.unknown_n
-                self.unknown_key = entry.key
-            self.unknown_n = n
+                if not free:
+                    self.unknown_other_n = self.unknown_n
+                    self.unknown_key = entry.key
+                    self.unknown_n = n
+            elif not free:
+                self.unknown_n = n
         elif kind == 3 and not free:
             self.last_poll = n
-        if self.keep_counts:
-            self.count(op)
-        if self.keep_seen:
-            seen = self.seen.setdefault(entry.key, [])
-            seen.append(op)
-            if len(seen) > 2 * self.window:
-                trim(seen, n - self.window)
+        if self.keeps:
+            armed |= self._keep(entry, op)
 
         # -- what it means --
-        if self.books.active:
+        if self.books.spoken:
             self._progress(entry, outcome, armed)
         if status:
             armed |= 4  # FAILED
         elif kind == 2 and not armed & 2 and changed and self.plan.restarts:
             self._restart(n - 1)
         rules = bound.after[armed]
-        hit = self._judge(rules, entry, at, op) if rules else None
-        if self.calls >= self.plan.warn_calls and not self.limit_warned:
-            hit = hit or self._limit_warning(bound.row)
-        return hit
+        if self.limit_due:
+            hit = self._judge(rules, entry, at, op)
+            return self._limit_warning(row) if hit is None else hit
+        return self._judge(rules, entry, at, op) if rules else None
+
+    def _compare(
+        self, entry: Entry, old: Operation, n: int, status: int, outcome: int, masked: int, prev_masked: int
+    ) -> int:
+        """What an outcome arms beside the last one of its call, with ``_SOFT`` and ``_FREE`` where they apply."""
+        last = n - self.window
+        floor = max(self.restart_at, last)
+        if self.cleared and not status:
+            floor = max(floor, self.edits_floor(entry))
+        armed = 18 if old.n > last else 16  # ANY | SAME_CALL
+        if old.n > floor and outcome and status == old.status:
+            if outcome == old.outcome:
+                armed = 19  # ANY | SAME_CALL | SAME_OPERATION
+            elif masked and old.outcome and masked == (old.masked or prev_masked):
+                # The raw digests differ, the masked ones do not: a match, but one that may only warn.
+                # It takes the digest of the row, so that all of a row are equal.
+                armed = 19 + _SOFT
+        if armed < 19:
+            entry.flips = True
+            entry.mixed_at = -1
+            entry.compaction = self.compactions
+            return armed
+        entry.flips = False
+        other = self.unknown_n if self.unknown_key != entry.key else self.unknown_other_n
+        if other > old.n:
+            entry.mixed_at = n
+        if entry.compaction != self.compactions:
+            # A free repetition is no evidence: it takes no place in the row, and no rule speaks because of it.
+            entry.compaction = self.compactions
+            armed += _FREE - 1
+        return armed
+
+    def _keep(self, entry: Entry, op: Operation) -> int:
+        """The parts of the index that only some rules ask for. Returns ``SAME_ANSWER`` where it applies."""
+        if self.keep_counts:
+            self.count(op)
+        if self.keep_seen:
+            seen = self.seen.setdefault(entry.key, [])
+            seen.append(op)
+            if len(seen) > 2 * self.window:
+                trim(seen, op.n - self.window)
+        row = entry.row
+        if row.last == op.outcome and op.outcome:
+            return 8
+        row.last = op.outcome
+        return 0
 
     def _append(self, entry: Entry, old: Operation, op: Operation) -> None:
         """The row of equal outcomes grows by one."""
@@ -260,7 +306,7 @@ class Engine(Ladder):
             return None
         return self._limit_warning(entry.row)
 
-    def _late(self, seq: int, status: int) -> tuple[Entry, Bound, int, float | None] | None:
+    def _late(self, seq: int, status: int) -> Open | None:
         """A call that ends after its lease ran out is taken in once."""
         call = self.late.pop(seq, None)
         if call is None or status == Status.ABANDONED:
@@ -273,7 +319,8 @@ class Engine(Ladder):
     def _expire(self, at: float | None) -> None:
         """Calls whose lease ran out count as abandoned; their late end is still taken in once."""
         lease = self.plan.policy.lease_s
-        for seq, call in list(self.open.items()):
+        while self.open:
+            seq, call = next(iter(self.open.items()))
             lasting = at is None or call[3] is None or at - call[3] <= lease
             if len(self.open) < MAX_OPEN and lasting:
                 break

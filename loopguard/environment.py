@@ -122,11 +122,7 @@ def _sensitivity(given: Mapping[str, str], policy: Policy | None, complaints: li
             Complaint(f"{SENSITIVITY}={value!r}", f"Not one of {known}.{_meant(word, _SENSITIVITIES)}")
         )
         return None, []
-    try:
-        return (policy or policy_of(None)).replace(sensitivity=word), [SENSITIVITY]
-    except PolicyError as error:
-        complaints.append(Complaint(f"{SENSITIVITY}={value!r}", str(error)))
-        return None, []
+    return (policy or policy_of(None)).replace(sensitivity=word), [SENSITIVITY]
 
 
 def _thresholds(given: Mapping[str, str], policy: Policy | None, complaints: list[Complaint]) -> _Change:

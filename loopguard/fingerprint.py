@@ -36,7 +36,8 @@ _PIECE = 1 << 14
 # Text and structures have different seeds: the text '[1]' and the list [1] are different outcomes.
 _STRUCTURE = 0x9E3779B97F4A7C15
 _EMPTY_FORMS = frozenset((b"null", b'""', b"[]", b"{}", b"!set()", b"!deque([])", b"!bytes(0:)"))
-_dumps = orjson.dumps
+#: Canonical for a tuple of `SCALARS`; a TypeError asks for :func:`arguments`.
+dumps = orjson.dumps
 # Content blocks that carry no text and name no type (Gemini's form).
 _BINARY = frozenset(("inline_data", "inlineData", "file_data", "fileData"))
 
@@ -56,10 +57,7 @@ def arguments(values: tuple[object, ...]) -> tuple[bytes, bool]:
         if type(value) not in SCALARS:
             break
     else:
-        try:
-            return _dumps(values), True
-        except TypeError:
-            pass
+        return scalars(values)
     whole = canonical(values)
     if whole is not None:
         return whole, True
@@ -72,6 +70,26 @@ def arguments(values: tuple[object, ...]) -> tuple[bytes, bool]:
             form = b"!type(" + quoted(class_name(type(value))) + b")"
         parts.append(form)
     return b"[" + b",".join(parts) + b"]", exact
+
+
+def scalars(values: tuple[object, ...]) -> tuple[bytes, bool]:
+    """What `arguments` gives for values that are all of `SCALARS`."""
+    try:
+        return dumps(values), True
+    except TypeError:  # lone surrogates, integers beyond 64 bits
+        whole = canonical(values)
+        return (b"", False) if whole is None else (whole, True)
+
+
+def text_digest(text: str, seed: int) -> int:
+    """What `outcome_digest` gives for a text that is not empty."""
+    if len(text) <= WHOLE:
+        try:
+            number = xxh3_64_intdigest(text.encode(), seed)
+        except UnicodeEncodeError:
+            number = xxh3_64_intdigest(encoded(text), seed)
+        return number if number > 1 else number + 2
+    return _long_digest(text, seed)
 
 
 def digest(data: bytes, seed: int) -> int:
@@ -95,13 +113,7 @@ def outcome_digest(result: object, seed: int) -> int:
     if type(result) is str:
         if not result:
             return EMPTY_OUTCOME
-        if len(result) <= WHOLE:
-            try:
-                number = xxh3_64_intdigest(result.encode(), seed)
-            except UnicodeEncodeError:
-                number = xxh3_64_intdigest(encoded(result), seed)
-            return number if number > 1 else number + 2
-        return _long_digest(result, seed)
+        return text_digest(result, seed)
     if result is None:
         return EMPTY_OUTCOME
     if is_text(type(result)):

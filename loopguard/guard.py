@@ -6,6 +6,7 @@ It knows no run: what depends on one (seed, secret key, policy, excerpts) is han
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -14,7 +15,8 @@ from xxhash import xxh3_64
 
 from loopguard import _safety
 from loopguard.binding import Binder, MappingBinder
-from loopguard.fingerprint import canonical, digest, outcome_digest, text_parts
+from loopguard.fingerprint import canonical, digest, keyed_hex, outcome_digest, text_parts
+from loopguard.hiding import HIDDEN, secrets_of, without_secrets
 from loopguard.masking import mask, template, volatile, without
 from loopguard.outcome import (
     classify,
@@ -28,6 +30,7 @@ from loopguard.outcome import (
 from loopguard.ready_table import spec_for
 from loopguard.records import EMPTY_OUTCOME, UNKNOWN_OUTCOME, ErrorClass, Kind, Status, Tool
 from loopguard.signature import ToolSpec, is_recoverable
+from loopguard.telemetry.capture import as_json
 
 if TYPE_CHECKING:
     from loopguard.policy import Policy
@@ -40,6 +43,8 @@ Outcome = tuple[Any, ...]
 #: Text of more characters is not compared with volatile text taken out, unless the tool declares ``volatile``.
 MASKED_TEXT = 16_384
 _TARGET_SIZE = 200
+# What the canonical form has for a wrapped secret.
+_WRAPPED = re.compile(rb"!secret\(([0-9a-f]{32})\)")
 
 
 class Facts(NamedTuple):
@@ -93,7 +98,7 @@ class ByName:
 class Guard:
     """A tool under guard, decorated or known by name."""
 
-    __slots__ = ("__weakref__", "_method", "_simple", "binder", "spec", "tool")
+    __slots__ = ("__weakref__", "_method", "simple", "binder", "spec", "tool")
 
     def __init__(self, spec: ToolSpec, binder: Binder | ByName) -> None:
         self.spec = spec
@@ -101,7 +106,7 @@ class Guard:
         self.tool: Tool = replace(spec.tool(), edits=binder.edits)
         self._method: Guard = self
         #: Nothing about a ``str`` result needs a second look.
-        self._simple = spec.failed is None and not spec.volatile and binder.fixed_kind in (Kind.UNKNOWN, Kind.READ)
+        self.simple = spec.failed is None and not spec.volatile and binder.fixed_kind in (Kind.UNKNOWN, Kind.READ)
 
     @classmethod
     def of_function(cls, function: Callable[..., Any], spec: ToolSpec, bound: bool) -> Guard:
@@ -132,6 +137,12 @@ class Guard:
 
         return Facts(int(kind or 0), key_of, kind is not None and not self.tool.edits)
 
+    def arity(self, facts: Facts) -> int:
+        """The number of positional arguments that are the key's values just as they come; -1 if there is none."""
+        names = getattr(self.binder, "names", ())
+        probe = tuple(object() for _ in names)
+        return len(names) if names and facts.plain and facts.key_of(probe, {}) is probe else -1
+
     def describe(self, policy: Policy, secret_key: bytes, args: Args, kwargs: Kwargs) -> tuple[int, Args, str | None]:
         """Kind, values that form the key, and the edited file of one call."""
         binder = self.binder
@@ -143,27 +154,13 @@ class Guard:
 
     def outcome_of(self, run: Run, seq: int, result: Any) -> Outcome:
         """What the engine is told about a returned result."""
-        if result.__class__ is str and self._simple and run.plan.simple:
-            status, nothing = classify(result)
-            if not status:
-                raw = EMPTY_OUTCOME if nothing else outcome_digest(result, run.seed)
-                run.keep_excerpt(seq, result)
-                call = run.engine.open.get(seq)
-                if call is not None:
-                    before = call[0].op
-                    if before is not None and before[6] != raw and not before[5]:
-                        return 0, raw, 0, *self._masked(run, before, result)
-                return 0, raw
-        return self._looked_at(run, seq, result)
-
-    def _looked_at(self, run: Run, seq: int, result: Any) -> Outcome:
         if result.__class__ is Stream:
+            run.keep_excerpt(seq, "")
             return 0, result.outcome()
         policy = run.policy
         status, nothing = self._classify(result)
         seed = run.seed
-        if isinstance(result, str):
-            run.keep_excerpt(seq, result)
+        run.keep_excerpt(seq, result if isinstance(result, str) else "")
         if status:
             text = result_error_text(result)
             run.keep_excerpt(seq, text)
@@ -181,7 +178,7 @@ class Guard:
         if self.spec.volatile:
             raw = self._without_volatile(result, raw, seed)
         elif before is not None and before.outcome != raw and not before.status and isinstance(result, str):
-            masked = self._masked(run, before, result)
+            masked = self.masked(run, before, result)
         changed = not (kind == Kind.WRITE and isinstance(result, str) and nothing_changed(result))
         ended = kind == Kind.POLL and self._ended(result)
         return 0, raw, 0, *masked, 0, changed, ended
@@ -219,13 +216,13 @@ class Guard:
                 _safety.report("failed", error)
         return classify(result)
 
-    def _masked(self, run: Run, before: Any, result: str) -> tuple[int, int]:
+    def masked(self, run: Run, before: Any, result: str) -> tuple[int, int]:
         """Digests of this and the previous outcome with volatile text taken out, where that can make them equal."""
         if len(result) > MASKED_TEXT or self.spec.volatile is False or not volatile(result):
             return 0, 0
         last = run.excerpt(before.seq)
         # An excerpt that was cut says nothing about the rest.
-        if last is None or len(last) != len(last[:511]) or len(result) > 511:
+        if not last or len(last) > 511 or len(result) > 511:
             return 0, 0
         return self._digest_masked(result, run.seed), self._digest_masked(last, run.seed)
 
@@ -255,7 +252,7 @@ class Guard:
 
     def target(self, args: Args, kwargs: Kwargs) -> tuple[str, str] | None:
         """Name and text of what the call is about, for texts that stay in the process; None if it is secret."""
-        text = self.binder.target(args, kwargs)
+        text = self.without_secrets(self.binder.target(args, kwargs), args, kwargs)
         if text is None:
             return None
         return self.binder.target_name or "target", text if len(text) <= _TARGET_SIZE else text[:_TARGET_SIZE] + "…"
@@ -265,31 +262,66 @@ class Guard:
         return self.binder.suggestion(args, kwargs) if isinstance(self.binder, ByName) else self.spec.suggestion
 
     def without_secrets(self, text: str | None, args: Args, kwargs: Kwargs) -> str | None:
-        """The text with the values of secret arguments taken out."""
-        if not text or not self.spec.secret:
+        """The text with the secrets among these arguments taken out; None where that cannot be done."""
+        if not text:
             return text
-        named = self.binder.named(args, kwargs)
-        for name in self.spec.secret:
-            value = named.get(name)
-            if hasattr(value, "get_secret_value"):
-                value = value.get_secret_value()
-            if isinstance(value, str) and value:
-                text = text.replace(value, "[secret]")
-            elif value is not None and not isinstance(value, str):
-                return None
-        return text
+        secrets = secrets_of(self.binder.named(args, kwargs), self.spec.secret)
+        return None if secrets is None else without_secrets(text, secrets)
+
+    def secrets_are_in_key(self, args: Args, kwargs: Kwargs, policy: Policy) -> bool:
+        """True if equal calls have equal secrets, so that those of an earlier one are known from this one."""
+        spec = self.spec
+        if not spec.primary and policy.signature is None and not spec.normalise:
+            return not spec.secret & (spec.ignored or frozenset())
+        return spec.secret <= set(spec.primary) - set(spec.normalise) and not secrets_of(
+            {name: value for name, value in self.binder.named(args, kwargs).items() if name not in spec.primary},
+            frozenset(),
+        )
 
     def key_text(self, args: Args, kwargs: Kwargs, secret_key: bytes) -> str:
         """The key as text, secrets hashed; exported only where the settings say so."""
         data = canonical(self.binder.key(args, kwargs, secret_key))
-        return data.decode("utf-8", "replace") if data is not None else ""
+        if data is None:
+            return ""
+        # Inside the process an unkeyed hash stands for a wrapped secret; a short secret could be guessed from it.
+        data = _WRAPPED.sub(lambda one: b"!secret(" + keyed_hex(one[1], secret_key, 16).encode() + b")", data)
+        return self.without_secrets(data.decode("utf-8", "replace"), args, kwargs) or ""
 
     def key_text_if_captured(self, run: Run, args: Args, kwargs: Kwargs) -> str | None:
         """The key as text if the settings want it exported."""
         if run.settings.telemetry.captures == "none":
             return None
         with _safety.guarded("telemetry.key"):
-            return self.key_text(args, kwargs, run.secret_key)
+            return self.key_text(args, kwargs, run.secret_key) or None
+        return None
+
+    def hiding(self, args: Args, kwargs: Kwargs) -> Callable[[str], str | None]:
+        """Takes the secrets of this call out of a text that is going to be exported."""
+        return lambda text: self.without_secrets(text, args, kwargs)
+
+    def span_with_content(self, run: Run, seq: int, call_id: str | None, args: Args, kwargs: Kwargs) -> Any:
+        """The span of a call where the settings want its key or its content exported; without its secrets."""
+        assert run.spans is not None
+        content = run.spans.captures == "content"
+        handle = run.spans.start(
+            run.id,
+            self.tool.name,
+            run.agent,
+            seq,
+            call_id,
+            self.key_text_if_captured(run, args, kwargs),
+            self.arguments_text(args, kwargs) if content else None,
+        )
+        if handle is not None and content:
+            handle.hide = self.hiding(args, kwargs)
+        return handle
+
+    def arguments_text(self, args: Args, kwargs: Kwargs) -> str | None:
+        """The arguments as JSON without secrets, to be exported where the settings ask for content."""
+        with _safety.guarded("telemetry.arguments"):
+            named = self.binder.named(args, kwargs)
+            shown = {name: HIDDEN if name in self.spec.secret else value for name, value in named.items()}
+            return self.without_secrets(as_json(shown), args, kwargs)
         return None
 
 

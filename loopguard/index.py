@@ -13,6 +13,8 @@ from collections import deque
 from enum import IntFlag
 from typing import Final
 
+import msgspec
+
 from loopguard.records import Operation, Tool
 
 #: More tools than this share one row: names may come from a model, and the state must stay bounded.
@@ -52,28 +54,28 @@ class Row:
         self.refused = 0
 
 
-class Entry:
-    """What is known about one call (tool and key): its row of equal outcomes, and attempts without an outcome yet."""
+class Entry(msgspec.Struct, gc=False):
+    """What is known about one call (tool and key): its row of equal outcomes, and attempts without an outcome yet.
 
-    __slots__ = ("compaction", "flight", "flips", "key", "kind", "mixed_at", "op", "ops", "row", "target")
+    A struct, because one is made for every call that was not seen before.
+    """
 
-    def __init__(self, key: int, row: Row, kind: int, target: int) -> None:
-        self.key = key
-        self.row = row
-        self.kind = kind
-        self.target = target
-        #: The last operation of this call.
-        self.op: Operation | None = None
-        #: The operations of its row of equal outcomes, oldest first; None where the last one stands alone.
-        self.ops: list[Operation] | None = None
-        #: Admitted calls without an outcome yet.
-        self.flight = 0
-        #: The last two outcomes differed.
-        self.flips = False
-        #: ``n`` of the latest match before which another call of unknown kind was executed.
-        self.mixed_at = -1
-        #: The compaction after which this call used its free repetition.
-        self.compaction = 0
+    key: int
+    row: Row
+    kind: int
+    target: int
+    #: The last operation of this call.
+    op: Operation | None = None
+    #: The operations of its row of equal outcomes, oldest first; None where the last one stands alone.
+    ops: list[Operation] | None = None
+    #: Admitted calls without an outcome yet.
+    flight: int = 0
+    #: The last two outcomes differed.
+    flips: bool = False
+    #: ``n`` of the latest match before which another call of unknown kind was executed.
+    mixed_at: int = -1
+    #: The compaction after which this call used its free repetition.
+    compaction: int = 0
 
 
 class Index:
@@ -90,6 +92,7 @@ class Index:
         "history",
         "keep_counts",
         "keep_seen",
+        "keeps",
         "keys",
         "last_poll",
         "n",
@@ -105,10 +108,11 @@ class Index:
         "window",
     )
 
-    def __init__(self, window: int, history: int, keep_counts: bool = False, keep_seen: bool = False) -> None:
+    def __init__(self, window: int, history: int, keep_counts: bool = False, keep_seen: bool = False, keep_answers: bool = False) -> None:
         self.window = window
         self.keep_counts = keep_counts
         self.keep_seen = keep_seen
+        self.keeps = keep_counts or keep_seen or keep_answers
         #: Executed operations so far.
         self.n = 0
         self.keys: dict[int, Entry] = {}
@@ -155,25 +159,25 @@ class Index:
         if op is None:
             return []
         floor = self.floor()
-        if self.cleared and not op[5]:
+        if self.cleared and not op.status:
             floor = max(floor, self.edits_floor(entry))
-        if op[0] <= floor:
+        if op.n <= floor:
             return []
         ops = entry.ops
         if ops is None:
             return [op]
         # Empty where the row slid out and only a free repetition is left.
-        if ops and ops[0][0] <= floor:
+        if ops and ops[0].n <= floor:
             trim(ops, floor)
         return ops
 
     def in_window(self, entry: Entry) -> bool:
         """True if an operation of this call is in the window."""
-        return entry.op is not None and entry.op[0] > self.n - self.window
+        return entry.op is not None and entry.op.n > self.n - self.window
 
     def since(self, floor: int) -> list[Operation]:
         """The operations after ``floor`` that count, oldest first. O(window)."""
-        return [op for op in self.history if op[0] > floor and not op.free]
+        return [op for op in self.history if op.n > floor and not op.free]
 
     # -- upkeep -----------------------------------------------------------------------------------------------------
 
@@ -192,7 +196,7 @@ class Index:
         last = self.n - self.window
         keys = self.keys
         for key in [
-            key for key, entry in keys.items() if not entry.flight and (entry.op is None or entry.op[0] <= last)
+            key for key, entry in keys.items() if not entry.flight and (entry.op is None or entry.op.n <= last)
         ]:
             del keys[key]
         if self.seen:
@@ -276,7 +280,7 @@ def trim(ops: list[Operation], floor: int) -> None:
     """Take the operations up to ``floor`` off the front."""
     cut = 0
     for op in ops:
-        if op[0] > floor:
+        if op.n > floor:
             break
         cut += 1
     del ops[:cut]

@@ -17,6 +17,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from loopguard.commands import (
@@ -113,6 +114,7 @@ _FENCE = re.compile(r"```(?:(?:bash|sh|shell|zsh|console)\b)?", re.IGNORECASE)
 _INPUT = re.compile(r"\d?<{1,3}-?[ \t]*[^\s;|&()<>]*")
 _SUBSTITUTION = re.compile(r"[$<>]\(([^()]*)\)|`([^`]*)`")
 _RUN = names("run exec")
+_FIND_RUNS = names("-exec -execdir -ok -okdir")
 # What code writes with; decides about `python -c` and about a script that an interpreter reads from its input.
 _WRITING_CODE = re.compile(
     r"write_text|write_bytes|\.write\(|open\([^)\n]*,\s*[fr]?['\"][wax]|shutil\."
@@ -274,13 +276,11 @@ def _command_kind(words: list[str], texts: list[str], depth: int) -> Kind:
 
 
 def _find_kind(rest: list[str], texts: list[str], depth: int) -> Kind:
-    kinds = set()
-    for at, word in enumerate(rest):
-        if word == "-delete" or word.startswith("-fprint"):
-            kinds.add(Kind.WRITE)
-        elif word in ("-exec", "-execdir", "-ok", "-okdir"):
-            words = _meant(rest[at + 1 :])
-            kinds.add(_command_kind(words, texts, depth + 1) if words and depth < _NESTED else Kind.UNKNOWN)
+    kinds = {Kind.WRITE for word in rest if word == "-delete" or word.startswith("-fprint")}
+    starts = [at for at, word in enumerate(rest) if word in _FIND_RUNS]
+    for at, end in pairwise([*starts, len(rest)]):
+        words = _meant(rest[at + 1 : end])
+        kinds.add(_command_kind(words, texts, depth) if words else Kind.UNKNOWN)
     return _hardest(kinds)
 
 

@@ -44,6 +44,7 @@ class Ladder(Index):
         "denied_rounds",
         "joinable",
         "latch",
+        "limit_due",
         "limit_warned",
         "over",
         "plan",
@@ -57,7 +58,7 @@ class Ladder(Index):
 
     def __init__(self, plan: Plan) -> None:
         policy = plan.policy
-        super().__init__(policy.window, policy.history, plan.keep_counts, plan.keep_seen)
+        super().__init__(policy.window, policy.history, plan.keep_counts, plan.keep_seen, plan.keep_answers)
         self.plan = plan
         self.books = Books()
         self.bounds: dict[str, Bound] = {}
@@ -74,6 +75,8 @@ class Ladder(Index):
         self.calls = 0
         self.call_mark = 0
         self.limit_warned = False
+        #: The warning of the limits is to be given with the next outcome.
+        self.limit_due = False
         self.denied_rounds = 0
         self.quiet_until = 0
         self.quiet_rule = ""
@@ -86,6 +89,7 @@ class Ladder(Index):
         """Set the marks that keep the usual call from asking what cannot apply."""
         limits = self.plan.limits
         marks = [mark for mark in (0 if self.limit_warned else limits.warn_calls, limits.calls) if mark]
+        self.limit_due = not self.limit_warned and self.calls >= self.plan.warn_calls
         self.call_mark = min((mark for mark in marks if mark > self.calls), default=_NEVER)
         full = limits.calls is not None and self.calls >= limits.calls
         self.watchful = bool(self.latch or self.over or full or limits.calls_per_tool or self.books.refused)
@@ -297,7 +301,7 @@ class Ladder(Index):
     def _restart(self, at: int) -> None:
         """Forget the evidence up to operation ``at``, and the books with it."""
         self.restart(at)
-        if self.books.active:
+        if self.books.ledgers:
             self.books.restart(at)
 
     # -- readings ---------------------------------------------------------------------------------------------------

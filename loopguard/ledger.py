@@ -66,10 +66,10 @@ class Ledger:
 class Books:
     """All ledgers of a run, and the warnings and refusals that are being followed."""
 
-    __slots__ = ("_by_key", "_ledgers", "denied_round", "followed", "heeded", "ignored", "told_limits")
+    __slots__ = ("_by_key", "ledgers", "spoken", "denied_round", "followed", "heeded", "ignored", "told_limits")
 
     def __init__(self) -> None:
-        self._ledgers: dict[tuple[Any, ...], Ledger] = {}
+        self.ledgers: dict[tuple[Any, ...], Ledger] = {}
         self._by_key: dict[int, list[tuple[Any, ...]]] = {}
         #: (rule, action, key, executed calls since) of what was said last.
         self.followed: list[list[Any]] = []
@@ -77,46 +77,44 @@ class Books:
         self.ignored: dict[tuple[str, str], int] = {}
         self.told_limits: set[tuple[str, Action]] = set()
         self.denied_round = -1
-
-    @property
-    def active(self) -> bool:
-        """False while nothing was ever said: then nothing needs to be looked up."""
-        return bool(self._ledgers or self.followed)
+        #: Something was said or refused in this run: from then on outcomes are looked at.
+        self.spoken = False
 
     @property
     def refused(self) -> bool:
         """True while a refused attempt is on record."""
-        return any(ledger.refused for ledger in self._ledgers.values())
+        return any(ledger.refused for ledger in self.ledgers.values())
 
     def find(self, evidence: Evidence) -> Ledger | None:
         """The ledger of this pattern, unless it was written for another outcome."""
-        ledger = self._ledgers.get(evidence.pattern)
+        ledger = self.ledgers.get(evidence.pattern)
         return ledger if ledger is not None and ledger.fits(evidence) else None
 
     def open(self, rule: Rule, evidence: Evidence, n: int) -> Ledger:
         """The ledger of this pattern, made if needed, touched at operation ``n``."""
-        ledger = self._ledgers.get(evidence.pattern)
+        ledger = self.ledgers.get(evidence.pattern)
         if ledger is None or not ledger.fits(evidence):
             self._forget(evidence.pattern)
             outcome = evidence.outcome if evidence.done else NO_OUTCOME_YET
             ledger = Ledger(rule, evidence.key, outcome, n)
             self.put(evidence.pattern, ledger)
-            if len(self._ledgers) > MAX_LEDGERS:
-                self._forget(next(iter(self._ledgers)))
+            if len(self.ledgers) > MAX_LEDGERS:
+                self._forget(next(iter(self.ledgers)))
         ledger.n = n
         return ledger
 
     def put(self, pattern: tuple[Any, ...], ledger: Ledger) -> None:
         """Add a ledger."""
-        self._ledgers[pattern] = ledger
+        self.spoken = True
+        self.ledgers[pattern] = ledger
         self._by_key.setdefault(ledger.key, []).append(pattern)
 
     def items(self) -> list[tuple[tuple[Any, ...], Ledger]]:
         """All patterns with their ledgers, oldest first."""
-        return list(self._ledgers.items())
+        return list(self.ledgers.items())
 
     def _forget(self, pattern: tuple[Any, ...]) -> None:
-        ledger = self._ledgers.pop(pattern, None)
+        ledger = self.ledgers.pop(pattern, None)
         if ledger is not None:
             patterns = self._by_key[ledger.key]
             patterns.remove(pattern)
@@ -127,7 +125,7 @@ class Books:
         """Forget the ledgers of this call that were written for another outcome, and return them."""
         gone = []
         for pattern in list(self._by_key.get(key, ())):
-            ledger = self._ledgers[pattern]
+            ledger = self.ledgers[pattern]
             if ledger.outcome == NO_OUTCOME_YET:
                 ledger.outcome = outcome
             elif (ledger.outcome != outcome or not outcome) and ledger.rule.forgets_on_change:
@@ -137,26 +135,26 @@ class Books:
 
     def restart(self, at: int) -> None:
         """Forget what was written up to operation ``at``, for rules that restart."""
-        for pattern in [p for p, ledger in self._ledgers.items() if ledger.n <= at and ledger.rule.restarts]:
+        for pattern in [p for p, ledger in self.ledgers.items() if ledger.n <= at and ledger.rule.restarts]:
             self._forget(pattern)
 
     def forget_edits(self, target: int, index: Index) -> None:
         """A recoverable error: what was written about edits of this target goes, for rules that clear them."""
-        for pattern, ledger in list(self._ledgers.items()):
+        for pattern, ledger in list(self.ledgers.items()):
             entry = index.keys.get(ledger.key)
             if ledger.rule.clears_edits and entry is not None and entry.target == target and entry.row.tool.edits:
                 self._forget(pattern)
 
     def unrefuse(self, seq: int) -> None:
         """The attempt of this number was executed after all."""
-        for ledger in self._ledgers.values():
+        for ledger in self.ledgers.values():
             if ledger.last_seq == seq:
                 ledger.refused -= 1
                 ledger.round = ledger.last_seq = -1
 
     def clear(self) -> None:
         """Forget all ledgers; what became of earlier ones stays counted."""
-        self._ledgers.clear()
+        self.ledgers.clear()
         self._by_key.clear()
         self.followed.clear()
 
@@ -164,6 +162,7 @@ class Books:
 
     def follow(self, rule: str, action: Action, key: int) -> None:
         """From now on watch whether this call comes back."""
+        self.spoken = True
         self.followed.append([rule, str(action), key, 0])
         if len(self.followed) > MAX_FOLLOWED:
             del self.followed[0]

@@ -57,9 +57,15 @@ _WAITS = tuple(
 
 _VOLATILE = re.compile("|".join(f"(?:{pattern.pattern})" for pattern, _ in _MASKS).replace(r"\1", ""), re.I)
 
+_LONG_HEX = re.compile(r"[0-9a-fA-F]{7}|T[0-9]{6}|ID|PID|Line|Thread|Process")
+
 
 def volatile(text: str) -> bool:
-    """True if `mask` would change the text; one look, cheaper than masking."""
+    """True if `mask` would change the text. Most texts hold no sign of that, and looking for signs is cheap."""
+    if not (
+        ":" in text or "-" in text or "/" in text or "x" in text or "id" in text or "line" in text or "\\" in text
+    ) and (len(text) < 7 or _LONG_HEX.search(text) is None) and "thread" not in text and "process" not in text:
+        return False
     return _VOLATILE.search(text) is not None
 
 

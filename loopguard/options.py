@@ -86,7 +86,8 @@ def names(tool: str, option: str, value: Any) -> tuple[str, ...]:
 
 
 def _wrong(tool: str, option: str, value: Any, wanted: str) -> PolicyError:
-    return PolicyError(f"{option}={value!r} of tool {tool!r} cannot be meant: {wanted}.")
+    end = "" if wanted.endswith("?") else "."
+    return PolicyError(f"{option}={value!r} of tool {tool!r} cannot be meant: {wanted}{end}")
 
 
 def _name(tool: str, option: str, value: Any) -> str:
@@ -120,7 +121,7 @@ def _one_kind(tool: str, option: str, value: Any, more: Iterable[str] = ()) -> K
         if value in more:
             return value
         known = sorted({*KIND_NAMES, *more})
-        wanted = f"it is one of {', '.join(known)}.{did_you_mean(value, known)}".rstrip(".?")
+        wanted = f"it is one of {', '.join(known)}.{did_you_mean(value, known)}".removesuffix(".")
         raise _wrong(tool, option, value, wanted)
     raise _wrong(
         tool, option, value, "give the name of a kind, a table with 'by', or a function of the arguments"
@@ -185,10 +186,8 @@ def _exceptions(tool: str, option: str, value: Any) -> tuple[type[BaseException]
 
 
 def _volatile(tool: str, option: str, value: Any) -> Any:
-    if value is None or value is False:
+    if value is None or isinstance(value, bool):
         return value
-    if value is True:
-        return ()
     patterns = names(tool, option, value)
     for pattern in patterns:
         try:
@@ -238,7 +237,7 @@ def _choice(*known: str, or_function: bool = True) -> Callable[[str, str, Any], 
         if value is None or (isinstance(value, str) and value in known) or (or_function and callable(value)):
             return value
         wanted = f"it is {', '.join(map(repr, known))}{' or a function' if or_function else ''}"
-        hint = did_you_mean(value, known).rstrip("?") if isinstance(value, str) else ""
+        hint = did_you_mean(value, known) if isinstance(value, str) else ""
         raise _wrong(tool, option, value, f"{wanted}{'.' if hint else ''}{hint}")
 
     return check

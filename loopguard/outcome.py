@@ -47,7 +47,7 @@ _TELLING = frozenset((*_TRUE_MARKS, *_FALSE_MARKS, *_EXIT_MARKS, *_LISTS, "error
 _BARE = frozenset((int, bool, float, complex, bytes, bytearray, list, tuple, set, frozenset))
 
 # First characters of texts that may be a failure, nothing, or JSON; all other texts are decided by this look alone.
-_HEADS = frozenset("eEtTfFnN0zZ[{(<\"' \n\r\t")
+HEADS = frozenset("eEtTfFnN0zZ[{(<\"' \n\r\t")
 _JSON_MARK = re.compile(
     r'"(?:is_?error|error|ok|success|exit(?:_?code)?|return_?code)"\s*:'
     rf'|"(?:{"|".join(_LISTS)})"\s*:\s*(?:\[\s*\]|\{{\s*\}})',
@@ -119,7 +119,7 @@ def classify(result: object) -> tuple[Status, bool]:
         ``Status.OK`` or ``Status.FAILED``, and True for an empty outcome (then the status is OK).
     """
     if type(result) is str:
-        return _OK if result and result[0] not in _HEADS else _of_text(result)
+        return _OK if result and result[0] not in HEADS else _of_text(result)
     if result is None:
         return _NOTHING
     try:

@@ -29,11 +29,12 @@ class _Place:
 _places: dict[Guard, _Place] = {}
 
 
-def outside_run(guard: Guard, run: Run | None) -> Traced | None:
+def outside_run(guard: Guard, run: Run | None) -> Run | Traced | None:
     """Note a call outside a run; ``run`` is the closed run that this context still holds, if any.
 
     Returns:
-        What traces the call, where a tracer provider is set.
+        The run around the closed one, if that is open still (a scope may be left where its context is out of reach);
+        else what traces the call, where a tracer provider is set.
 
     Raises:
         RunStopped: The run of this context was stopped; that holds after its end too.
@@ -43,6 +44,9 @@ def outside_run(guard: Guard, run: Run | None) -> Traced | None:
         error = run.report.stop_error() or next((r.report.stop_error() for r in run.ancestors() if r.stopped), None)
         if error is not None:
             raise error
+    around = next((one for one in run.ancestors() if not one.closed), None) if run is not None else None
+    if around is not None:
+        return around
     place = _places.get(guard)
     if place is None:
         if len(_places) > 1_000:  # tools made on the fly must not fill the memory
@@ -57,9 +61,9 @@ def outside_run(guard: Guard, run: Run | None) -> Traced | None:
         if what == "hint":
             logs.logger.warning("loopguard: %s", wording.outside_text(guard.tool.name))
     if "opentelemetry.sdk.trace" in sys.modules:
-        spans = lookup.spans_for_run(config.settings().telemetry)
+        spans = lookup.spans_for_run(config.known_settings().telemetry)
         if spans is not None:
-            return Traced(spans, guard.tool.name)
+            return Traced(spans, guard)
     return None
 
 
@@ -71,15 +75,15 @@ def forget() -> None:
 class Traced:
     """Traces one call outside a run."""
 
-    __slots__ = ("_spans", "_tool")
+    __slots__ = ("_guard", "_spans")
 
-    def __init__(self, spans: Any, tool: str) -> None:
+    def __init__(self, spans: Any, guard: Guard) -> None:
         self._spans = spans
-        self._tool = tool
+        self._guard = guard
 
     def call(self, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call it in a span."""
-        handle = self._spans.start("", self._tool, None, 0)
+        handle = self._start(args, kwargs)
         try:
             result = wrapped(*args, **kwargs)
         except BaseException as error:
@@ -90,7 +94,7 @@ class Traced:
 
     async def acall(self, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Await it in a span."""
-        handle = self._spans.start("", self._tool, None, 0)
+        handle = self._start(args, kwargs)
         try:
             result = await wrapped(*args, **kwargs)
         except BaseException as error:
@@ -98,6 +102,12 @@ class Traced:
             raise
         self._end(handle)
         return result
+
+    def _start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        handle = self._spans.start("", self._guard.tool.name, None, 0)
+        if handle is not None and self._spans.captures == "content":
+            handle.hide = self._guard.hiding(args, kwargs)
+        return handle
 
     def _end(self, handle: Any, error: BaseException | None = None) -> None:
         if handle is not None:

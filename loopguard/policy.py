@@ -225,6 +225,7 @@ class Plan:
         "_rules",
         "clears_edits",
         "expected",
+        "keep_answers",
         "keep_counts",
         "keep_seen",
         "limits",
@@ -239,6 +240,7 @@ class Plan:
         self.policy = policy
         self.limits = limits or policy.limits or Limits()
         self.keep_counts = any("counts" in rule.reads for rule in policy.rules)
+        self.keep_answers = any(rule.trigger & Trigger.SAME_ANSWER for rule in policy.rules)
         self.keep_seen = any("seen" in rule.reads for rule in policy.rules)
         self.clears_edits = any(rule.clears_edits and "counts" in rule.reads for rule in policy.rules)
         self.scope_run = policy.stop_scope == "run"

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
 
+import msgspec
+
 #: An outcome that has no canonical form. It equals nothing, not even itself.
 UNKNOWN_OUTCOME = 0
 #: The outcome of a call that returned nothing. Two empty outcomes are equal.
@@ -95,7 +97,7 @@ class Tool:
     rules: tuple[Any, ...] = ()
 
 
-class Operation(NamedTuple):
+class Operation(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One executed call, as the window of a rule shows it.
 
     ``n`` counts executed operations of the run, ``seq`` counts attempts (it is the call number that findings name).

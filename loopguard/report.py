@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from loopguard import _safety, wording
 from loopguard.errors import LimitReached, LimitRefused, LoopRefused, LoopStopped, RunStopped, ToolCallRefused
 from loopguard.fingerprint import keyed_hex
-from loopguard.records import Action, Finding, Hit
+from loopguard.records import Action, Finding, Hit, Status
 from loopguard.telemetry import logs, lookup, names
 from loopguard.telemetry.metrics import metrics
 
@@ -33,7 +33,8 @@ class Nudge:
     ``call_id`` is the model's id of the call, where the caller gave it.
     """
 
-    text: str
+    # Not in the repr, which lands in logs: it quotes the target of the call and what came back.
+    text: str = field(repr=False)
     tool: str
     call_id: str | None
     finding: Finding
@@ -185,15 +186,13 @@ class Reporter:
         if self.nudged >= self.budget:
             return result
         how = guard.spec.on_warn or self.run.options.on_warn
-        excerpt = guard.without_secrets(self.run.excerpt(seq), args, kwargs)
-        text = wording.nudge_text(finding, guard.target(args, kwargs), excerpt, guard.suggestion(args, kwargs))
-        nudge = Nudge(text, finding.tool, None, finding)
+        nudge = self.nudge_for(finding, guard, seq, args, kwargs)
         self.nudged += 1
         key = hit.evidence.key
         if how == "append":
             if isinstance(result, str):
                 self.delivered(hit.rule, key)
-                return f"{result}\n\n[{text}]"
+                return f"{result}\n\n[{nudge.text}]"
         elif callable(how):
             with _safety.guarded("on_warn"):
                 how(nudge)
@@ -203,6 +202,14 @@ class Reporter:
             self._nudges = deque(maxlen=MOST_FINDINGS)
         self._nudges.append((nudge, key))
         return result
+
+    def nudge_for(
+        self, finding: Finding, guard: Guard, seq: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Nudge:
+        """The sentence for the model."""
+        excerpt = guard.without_secrets(self.run.excerpt(seq), args, kwargs)
+        text = wording.nudge_text(finding, guard.target(args, kwargs), excerpt, guard.suggestion(args, kwargs))
+        return Nudge(text, finding.tool, None, finding)
 
     def delivered(self, rule: str, key: int) -> None:
         """A nudge reached the model: from now on watch whether it is heeded."""
@@ -239,9 +246,9 @@ class Reporter:
             return stopped
         target = guard.target(args, kwargs) if guard is not None else None
         suggestion = guard.suggestion(args, kwargs) if guard is not None else None
-        excerpt = self.run.excerpt(finding.seqs[-1]) if finding.seqs else None
-        if guard is not None:
-            excerpt = guard.without_secrets(excerpt, args, kwargs)
+        excerpt = None
+        if guard is not None and finding.seqs and guard.secrets_are_in_key(args, kwargs, self.run.policy):
+            excerpt = guard.without_secrets(self.run.excerpt(finding.seqs[-1]), args, kwargs)
         text = wording.refused_text(finding, target, excerpt, suggestion)
         refused: ToolCallRefused
         if hit.limit is not None:
@@ -305,6 +312,11 @@ class Reporter:
         """The run ended: settle what was followed, say what never reached the model."""
         run = self.run
         with run._lock:
+            if not run._shared:
+                # Whoever still executes them: their late outcome finds nothing to be an outcome of.
+                for seq in list(run.engine.open):
+                    run.engine.end(None, seq, Status.ABANDONED)
+                run.engine.late.clear()
             run.engine.books.close()
         if self._nudges:
             self._undelivered = len(self._nudges)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import inspect
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Self, TypeVar, cast
+from typing import Any, Literal, ParamSpec, Self, TypeVar
 
 from loopguard import _safety
 from loopguard.config import effective_mode, policy_of, settings
@@ -23,6 +23,7 @@ from loopguard.records import Finding
 from loopguard.rules import Limits
 from loopguard.no_run import NO_RUN, NoRun
 from loopguard.run import OnRefuse, OnStop, OnWarn, Options, Run, _current, renew_locks
+from loopguard.within import is_plain, within
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,6 +31,11 @@ R = TypeVar("R")
 #: Plans of the policies seen last: runs are opened often, policies are few.
 _plans: list[tuple[Policy, Limits | None, Plan]] = []
 _fork_hook = False
+
+#: What runs are made of, and their clock (seconds since the epoch; None = the system's).
+#: ``loopguard.testing`` puts its own in their place.
+run_class: type[Run] = Run
+clock: Callable[[], float] | None = None
 
 
 def plan_for(policy: Policy, limits: Limits | None) -> Plan:
@@ -145,7 +151,7 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
             now = now.with_tools(self._tools)
         policy = self._policy if self._policy is not None else now.policy
         parent = open_run()
-        run = Run(
+        run = run_class(
             self._name,
             plan=plan_for(policy, self._limits or now.limits),
             settings=now,
@@ -155,6 +161,7 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
             options=self._options,
             parent=parent,
             shared=self._evidence == "parent",
+            clock=clock,
         )
         self._run = run
         _current.set(run)
@@ -174,7 +181,7 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
             return False
         on_stop = run.options.on_stop
         if on_stop != "raise":
-            return isinstance(error, RunStopped) and run.engine.latch is not None
+            return _only_stops(error) and run.engine.latch is not None
         if error is None:
             own = run.report.stop_error()
             if own is not None:
@@ -206,61 +213,26 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Open a run around each call of the function."""
-        again = self._again
-        wrapper: Any
-        if inspect.isasyncgenfunction(function):
+        return within(function, self._again)
 
-            @functools.wraps(function)
-            async def wrapper(*args: Any, **kwargs: Any) -> Any:
-                async with again():
-                    async for item in function(*args, **kwargs):
-                        yield item
 
-        elif inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def wrapper(*args: Any, **kwargs: Any) -> Any:
-                async with again():
-                    return await function(*args, **kwargs)
-
-        elif inspect.isgeneratorfunction(function):
-
-            @functools.wraps(function)
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
-                with again():
-                    return (yield from function(*args, **kwargs))
-
-        else:
-
-            @functools.wraps(function)
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
-                with again():
-                    return function(*args, **kwargs)
-
-        return cast("Callable[P, R]", wrapper)
+def _only_stops(error: BaseException | None) -> bool:
+    """True for a stop, and for what a task group makes of several."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(RunStopped)[1] is None
+    return isinstance(error, RunStopped)
 
 
 def bind(run: Run, function: Callable[P, R]) -> Callable[P, R]:
     """The function, to be called anywhere, in a copy of this context with the run current."""
+    if not is_plain(function):
+        return within(function, lambda: nullcontext(run))
     context = contextvars.copy_context()
     context.run(_current.set, run)
-    wrapper: Any
-    if inspect.iscoroutinefunction(function):
 
-        @functools.wraps(function)
-        async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            before = _current.get()
-            _current.set(run)
-            try:
-                return await function(*args, **kwargs)
-            finally:
-                _current.set(before)
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        # A context can be entered once at a time; each call gets its own copy.
+        return context.copy().run(function, *args, **kwargs)
 
-    else:
-
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            # A context can be entered once at a time; each call gets its own copy.
-            return context.copy().run(function, *args, **kwargs)
-
-    return cast("Callable[P, R]", wrapper)
+    return wrapper

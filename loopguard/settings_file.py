@@ -147,7 +147,7 @@ def _named_policy(value: str, folder: Path, chain: tuple[Path, ...]) -> Policy:
 
 
 def _policy_from_file(path: Path, chain: tuple[Path, ...]) -> Policy:
-    absolute = path.absolute()
+    absolute = path.resolve()
     try:
         status = absolute.stat()
     except OSError as error:
@@ -162,10 +162,14 @@ def _policy_from_file(path: Path, chain: tuple[Path, ...]) -> Policy:
         raise PolicyError(
             f"The policy file {str(path)!r} names itself as its policy. Name a preset or another file."
         )
-    table = _pyproject_table(absolute) or {} if absolute.name == "pyproject.toml" else _load(absolute)
-    if absolute.name == "pyproject.toml" or any(key in table for key in _ONLY_IN_SETTINGS):
+    pyproject = absolute.name == "pyproject.toml"
+    table = _pyproject_table(absolute) if pyproject else _load(absolute)
+    if table is None:
+        raise PolicyError(f"{absolute}: there is no table [tool.loopguard] in it.")
+    if pyproject or any(key in table for key in _ONLY_IN_SETTINGS):
         # The rest of a settings file is not taken here, but a slip in it is still one.
-        policy = _settings_from(table, absolute, "", (*chain, absolute)).policy or preset("default")
+        prefix = "tool.loopguard." if pyproject else ""
+        policy = _settings_from(table, absolute, prefix, (*chain, absolute)).policy or preset("default")
     else:
         try:
             policy = policy_from_mapping(table)
@@ -173,13 +177,14 @@ def _policy_from_file(path: Path, chain: tuple[Path, ...]) -> Policy:
             raise _in_file(absolute, error) from None
     if len(_policy_files) >= 100:  # paths made on the fly must not fill the memory
         _policy_files.clear()
-    _policy_files[absolute] = _Read(stamp, policy)
+    if not isinstance(table.get("policy"), str):  # else it depends on another file as well
+        _policy_files[absolute] = _Read(stamp, policy)
     return policy
 
 
 def _policy_in_file(value: object, path: Path, where: str, chain: tuple[Path, ...]) -> Policy:
     if isinstance(value, str):
-        return _named_policy(value, path.parent, (*chain, path.absolute()))
+        return _named_policy(value, path.parent, (*chain, path.resolve()))
     return policy_from_mapping(table_of(value, where), where)
 
 

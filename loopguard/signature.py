@@ -82,7 +82,8 @@ class ToolSpec:
         failed: decides whether a result is a failure; False: a returned result never is; None: the usual signs decide.
         recoverable: exception types, texts (part of the error, in any case), or a predicate of the error.
         control_flow: exceptions that are no outcome of the tool.
-        volatile: fields and regular expressions to mask in results; False: mask nothing; None: the usual ones.
+        volatile: fields and regular expressions to mask in results; True: the usual volatile text; False: nothing;
+            None: the usual volatile text, but what then matches is only warned about.
         patience: seconds that a poll may give equal answers; None: the policy's.
         running: says of a poll's result whether it still runs.
         once: the same call succeeds only once in a run.

@@ -15,6 +15,8 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any, TypeVar
 
+import msgspec
+
 from loopguard.engine import Engine
 from loopguard.errors import StoreError
 from loopguard.index import Entry, Row
@@ -46,7 +48,8 @@ _COUNTERS = (
     "denied_rounds",
     "quiet_until",
 )
-_FLAGS = ("joinable", "limit_warned", "watchful")
+_FLAGS = ("joinable", "limit_due", "limit_warned", "watchful")
+_OPERATION = Operation.__struct_fields__
 _LEDGER = ("key", "outcome", "n", "warned", "allowed", "refused", "round", "last_seq", "told")
 _ENTRY = ("kind", "target", "flight", "flips", "mixed_at", "compaction")
 _ROW = ("last", "calls", "below", "refused")
@@ -78,7 +81,9 @@ def restore(plan: Plan, plain: Any) -> Engine:
     except StoreError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise StoreError(f"The snapshot cannot be read: {type(error).__name__}. Fold the records again.") from error
+        raise StoreError(
+            f"The snapshot cannot be read: {type(error).__name__}. Fold the records again."
+        ) from error
 
 
 def _shape(engine: Engine) -> list[Any]:
@@ -122,6 +127,7 @@ class _Writer:
             "ignored": [[*pair, n] for pair, n in books.ignored.items()],
             "told_limits": _plain(sorted(books.told_limits)),
             "denied_round": books.denied_round,
+            "spoken": books.spoken,
             # Written last: what stands above fills these.
             "tools": self.tools,
             "entries": self.entries,
@@ -130,7 +136,7 @@ class _Writer:
 
     def op(self, op: Operation) -> int:
         if op.n not in self.ops:
-            self.ops[op.n] = _plain(op)
+            self.ops[op.n] = _plain(msgspec.structs.astuple(op))
         return op.n
 
     def row(self, row: Row) -> list[Any]:
@@ -164,7 +170,10 @@ class _Writer:
         """Its class and its values; None for values that stands for "without this rule"."""
         if isinstance(rule, Off):
             return [_class_name(rule.rule), None]
-        return [_class_name(type(rule)), {item.name: _plain(getattr(rule, item.name)) for item in fields(rule)}]
+        return [
+            _class_name(type(rule)),
+            {item.name: _plain(getattr(rule, item.name)) for item in fields(rule)},
+        ]
 
     def ledger(self, pattern: tuple[Any, ...], ledger: Ledger) -> list[Any]:
         return [_plain(pattern), self.rule(ledger.rule), *(getattr(ledger, name) for name in _LEDGER)]
@@ -235,11 +244,14 @@ class _Reader:
             ledger.warned, ledger.allowed = _is(bool, warned), _is(bool, allowed)
             ledger.refused, ledger.round, ledger.last_seq, ledger.told = (_is(int, value) for value in counts)
             books.put(_pattern(pattern), ledger)
-        books.followed = [[_is(str, r), str(Action(a)), _is(int, k), _is(int, n)] for r, a, k, n in plain["followed"]]
+        books.followed = [
+            [_is(str, r), str(Action(a)), _is(int, k), _is(int, n)] for r, a, k, n in plain["followed"]
+        ]
         books.heeded = {(_is(str, rule), str(Action(a))): _is(int, n) for rule, a, n in plain["heeded"]}
         books.ignored = {(_is(str, rule), str(Action(a))): _is(int, n) for rule, a, n in plain["ignored"]}
         books.told_limits = {(_is(str, name), Action(action)) for name, action in plain["told_limits"]}
         books.denied_round = _is(int, plain["denied_round"])
+        books.spoken = _is(bool, plain["spoken"])
 
     def numbered(self, number: Any) -> Entry:
         # A negative number would be read from the end.
@@ -299,7 +311,9 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
-    raise StoreError(f"A {type(value).__name__} cannot be part of a snapshot; use numbers, strings, None and tuples.")
+    raise StoreError(
+        f"A {type(value).__name__} cannot be part of a snapshot; use numbers, strings, None and tuples."
+    )
 
 
 def _pattern_part(value: Any) -> Any:

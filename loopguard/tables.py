@@ -150,7 +150,7 @@ def _taken_by(preset: str) -> dict[str, Any]:
     hints = get_type_hints(make.__func__) if inspect.ismethod(make) else {}
     parameters = inspect.signature(make).parameters.values()
     return {
-        item.name: hints.get(item.name, Any)
+        item.name: hints[item.name]
         for item in parameters
         if item.kind is item.KEYWORD_ONLY and item.name not in _CODE_ONLY
     }
@@ -251,8 +251,6 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    if hint is Any:
-        return True
     if get_origin(hint) is not None:  # a mapping, or pairs that a table stands for
         return isinstance(value, Mapping)
     if hint is float:

@@ -5,8 +5,11 @@ What kind of function it is is decided here, once; the wrappers in ``wrappers`` 
 
 from __future__ import annotations
 
+import copy
 import functools
+import importlib
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
@@ -41,6 +44,11 @@ _FRAMEWORKS: Mapping[str, tuple[str, str, str]] = {
 }
 
 
+def _by_name(module: str, name: str) -> Any:
+    """What has this qualified name; for a method that is bound to nothing."""
+    return operator.attrgetter(name)(importlib.import_module(module))
+
+
 class _BoundTool(wrapt.BoundFunctionWrapper):
     """A guarded method, bound to its instance."""
 
@@ -54,9 +62,15 @@ class _BoundTool(wrapt.BoundFunctionWrapper):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self
+        # As for a bare method: it is bound to the copy of its object.
+        instance = self._self_instance
+        if instance is None or isinstance(instance, type):
+            return self
+        return self._self_parent.__get__(copy.deepcopy(instance, memo), type(instance))
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self._self_instance is None:
+            return _by_name, (self.__module__, self.__qualname__)
         return getattr, (self._self_instance, self.__name__)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:

@@ -12,6 +12,8 @@ from loopguard.rules.base import Words
 
 #: Characters of an outcome that a model is shown.
 EXCERPT = 200
+#: What is said of a call that was started and has no outcome yet.
+STILL_RUNNING = "is still running"
 #: Where a rule is explained.
 DOCS = "https://loopguard-otel.readthedocs.io/rules"
 
@@ -48,7 +50,10 @@ def sentence(hit: Hit, run_name: str) -> str:
     if hit.action is Action.WARN:
         return f"{hit.tool} {words(hit.rule).past.format(n=n)}{in_a_row(hit.evidence.seqs)}"
     if hit.action is Action.REFUSE:
-        return f"{hit.tool} was not executed: the same call {words(hit.rule).perfect.format(n=n)} in this run"
+        said = f"{words(hit.rule).perfect.format(n=n)} in this run"
+        if n < hit.threshold:  # calls in flight make up the rest
+            said = f"is still running and {said}" if n else STILL_RUNNING
+        return f"{hit.tool} was not executed: the same call {said}"
     if hit.rule == "stop":
         return f"run {run_name!r} was stopped: {hit.evidence.pattern[1]}"
     asked = f" and was asked for {_times(hit.refused, ' more')}" if hit.refused else ""
@@ -116,6 +121,12 @@ def refused_text(finding: Finding, target: tuple[str, str] | None, excerpt: str 
         return f"Not executed: {finding.message}. Further calls of `{finding.tool}` will not be executed in this run."
     call = call_text(finding.tool, target)
     n = finding.repetitions
+    if not n:
+        text = (
+            f"Not executed: {call} {STILL_RUNNING} with the same arguments, and has given no result yet. "
+            "You can wait for its result, take another step, or say what is missing."
+        )
+        return f"{text} {suggestion}" if suggestion else text
     if finding.rule == "failing":
         said = f"has failed {n} times with the same error{quote(excerpt)}."
         since = "The error has not changed between the attempts."
@@ -125,6 +136,8 @@ def refused_text(finding: Finding, target: tuple[str, str] | None, excerpt: str 
     else:
         said = f"has been run {n} times and the result was the same each time{quote(excerpt)}."
         since = "Nothing that could change it has happened since."
+    if n < finding.threshold:
+        since = f"The same call {STILL_RUNNING}."
     text = (
         f"Not executed: {call} {said} {since} This call will not be run again until something changes; "
         "you can use the result above, take another step, or say what is missing."

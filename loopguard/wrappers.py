@@ -13,6 +13,7 @@ from loopguard.errors import LoopguardError
 from loopguard.guard import Guard, Stream
 from loopguard.outside import outside_run
 from loopguard.run import Instead, Run, _current
+from loopguard.within import first_item
 
 Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -26,7 +27,9 @@ def call(function_guard: Guard) -> Wrapper:
         guard = function_guard if instance is None else method_guard
         if run is None or run.closed:
             outside = outside_run(guard, run)
-            return wrapped(*args, **kwargs) if outside is None else outside.call(wrapped, args, kwargs)
+            if not isinstance(outside, Run):
+                return wrapped(*args, **kwargs) if outside is None else outside.call(wrapped, args, kwargs)
+            run = outside
         seq = run.admit(guard, args, kwargs)
         if seq.__class__ is Instead:
             return seq.value
@@ -56,7 +59,9 @@ def async_call(function_guard: Guard) -> Wrapper:
         guard = function_guard if instance is None else method_guard
         if run is None or run.closed:
             outside = outside_run(guard, run)
-            return await (wrapped(*args, **kwargs) if outside is None else outside.acall(wrapped, args, kwargs))
+            if not isinstance(outside, Run):
+                return await (wrapped(*args, **kwargs) if outside is None else outside.acall(wrapped, args, kwargs))
+            run = outside
         seq = run.admit(guard, args, kwargs)
         if seq.__class__ is Instead:
             return seq.value
@@ -85,8 +90,10 @@ def stream(function_guard: Guard) -> Wrapper:
         run = _current.get()
         guard = function_guard if instance is None else method_guard
         if run is None or run.closed:
-            outside_run(guard, run)
-            return (yield from wrapped(*args, **kwargs))
+            outside = outside_run(guard, run)
+            if not isinstance(outside, Run):
+                return (yield from wrapped(*args, **kwargs))
+            run = outside
         seq = run.admit(guard, args, kwargs)
         if seq.__class__ is Instead:
             yield seq.value
@@ -143,9 +150,9 @@ def async_stream(function_guard: Guard) -> Wrapper:
         seq: Any = 0
         handle: Any = None
         if run is None or run.closed:
-            outside_run(guard, run)
-            run = None
-        else:
+            outside = outside_run(guard, run)
+            run = outside if isinstance(outside, Run) else None
+        if run is not None:
             seq = run.admit(guard, args, kwargs)
             if seq.__class__ is Instead:
                 yield seq.value
@@ -153,12 +160,16 @@ def async_stream(function_guard: Guard) -> Wrapper:
             handle = run.spans and _span(run, guard, seq, args, kwargs)
         seen = Stream(run.seed if run is not None else 0)
         inner = wrapped(*args, **kwargs)
+        first: Any = first_item(inner)
         sent: Any = None
         thrown: BaseException | None = None
         try:
             while True:
                 try:
-                    if thrown is not None:
+                    if first is not None:
+                        step, first = first, None
+                        item = await step
+                    elif thrown is not None:
                         thrown, error = None, thrown
                         item = await inner.athrow(error)
                     else:
@@ -194,8 +205,9 @@ def _span(run: Run, guard: Guard, seq: int, args: tuple[Any, ...], kwargs: Mappi
     """The span of an admitted call; None for one that is not watched."""
     if not seq or run.spans is None:
         return None
-    key_text = guard.key_text_if_captured(run, args, kwargs)
-    return run.spans.start(run.id, guard.tool.name, run.agent, seq, None, key_text)
+    if run.spans.captures != "none":
+        return guard.span_with_content(run, seq, None, args, kwargs)
+    return run.spans.start(run.id, guard.tool.name, run.agent, seq)
 
 
 def _raised(

@@ -181,7 +181,9 @@ def test_page(page: Path, in_empty_folder: None) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_blocks_are_known(page: Path) -> None:
     """Each fenced block says what it is in words this file acts on, and each Python block compiles."""
-    blocks = re.findall(r"^```([^\n]*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```([^\n]*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
 
     for info, source in blocks:
         assert KNOWN_INFO.fullmatch(info), info
@@ -204,6 +206,16 @@ def test_docstrings(module: Path, in_empty_folder: None) -> None:
         with contextlib.suppress(pytest.skip.Exception):
             example.evaluate()
     printed.settle()
+
+
+@pytest.mark.parametrize("name", loopguard.__all__)
+def test_public_name_is_in_the_reference(name: str) -> None:
+    """Each public name has an entry in the reference; errors have theirs together."""
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    entry = f"::: loopguard.{name}\n"
+    thing = getattr(loopguard, name)
+
+    assert entry in pages or (isinstance(thing, type) and issubclass(thing, loopguard.LoopguardError))
 
 
 def fenced(info: str) -> list[str]:
@@ -251,4 +263,6 @@ def test_setup_is_two_commands() -> None:
     text = README.read_text(encoding="utf-8")
 
     assert re.search(r"^python -m pip install \. && python -m loopguard( +#.*)?$", text, re.MULTILINE)
-    assert re.search(r"^python -m pip install -e '\.\[test\]' && python -m pytest( +#.*)?$", text, re.MULTILINE)
+    assert re.search(
+        r"^python -m pip install -e '\.\[test\]' && python -m pytest( +#.*)?$", text, re.MULTILINE
+    )

@@ -18,6 +18,7 @@ from typing import Any, Final
 from loopguard import _clash, config, environment
 from loopguard.errors import PolicyError
 from loopguard.policy import PRESETS, Policy
+from loopguard.records import Kind
 from loopguard.rules import Limits
 
 #: Packages that are not needed, and what each is for.
@@ -226,9 +227,8 @@ def find_tools(target: str) -> dict[str, Any]:
         UsageError: There is no such module or name, or what is there is no collection of tools.
     """
     module_name, _, path = target.partition(":")
-    # The command's own folder is on the path instead of the one where people stand.
-    if os.getcwd() not in sys.path and "" not in sys.path:  # noqa: PTH109 - a text is compared
-        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    # Of an installed command, its own folder is on the path and not the one where people stand.
+    sys.path.insert(0, str(Path.cwd()))
     try:
         found: Any = importlib.import_module(module_name)
     except (ImportError, ValueError, TypeError) as error:
@@ -277,8 +277,8 @@ def spec_of(tool: Any) -> Any:
 def kind_text(spec: Any) -> str:
     """The kind of a tool in a word or two; empty if it is unknown."""
     kind = getattr(spec, "kind", None)
-    if kind is None or getattr(kind, "value", kind) == 0:
-        return "edits" if getattr(spec, "edits", None) else "reads" if getattr(spec, "reads", None) else ""
+    if kind is None or kind is Kind.UNKNOWN:
+        return ""
     if isinstance(kind, Mapping):
         return f"by {kind.get('by')}"
     if callable(kind):

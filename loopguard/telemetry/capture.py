@@ -20,21 +20,33 @@ if TYPE_CHECKING:
 MOST_CHARACTERS: Final = 1024
 
 
-def exportable(value: object, redact: Callable[[str], str] | None) -> str | None:
+def exportable(
+    value: object, redact: Callable[[str], str] | None, hide: Callable[[str], str | None] | None = None
+) -> str | None:
     """A captured value as text that may be exported: as JSON if it is no text, redacted, cut, encodable.
 
     Args:
-        value: A text, or what JSON can say. A ``Secret`` has to be replaced by the caller, who knows which it
-            is.
+        value: A text, or what JSON can say.
         redact: The application's own function. It sees the whole text, before it is cut: a cut could hide
             from it the half by which it knows a secret.
+        hide: Takes the declared secrets of the call out of the text, before the redactor sees it; None from it
+            means that it cannot.
 
     Returns:
         None if there is nothing to export, or if the redactor failed: then nothing leaves.
     """
     if value is None:
         return None
-    text = value if isinstance(value, str) else _as_json(value)
+    text = value if isinstance(value, str) else as_json(value)
+    if hide is not None:
+        try:
+            shown = hide(text)
+        except Exception as error:  # noqa: BLE001 - it looks at the arguments of the call
+            _safety.report("telemetry.hide", error)
+            return None
+        if shown is None:
+            return None
+        text = shown
     if redact is not None:
         try:
             text = _text(redact(text))
@@ -52,7 +64,8 @@ def _text(redacted: object) -> str:
     return redacted
 
 
-def _as_json(value: object) -> str:
+def as_json(value: object) -> str:
+    """The value as JSON; what JSON cannot say stands as its type. Never raises."""
     try:
         return json.dumps(value, ensure_ascii=False, skipkeys=True, default=_by_type)
     except (ValueError, TypeError, RecursionError):
@@ -97,7 +110,13 @@ class Capture:
             if text is not None:
                 attributes[names.ARGUMENTS] = text
 
-    def at_end(self, span: Span, error: BaseException | None, result: object) -> str | None:
+    def at_end(
+        self,
+        span: Span,
+        error: BaseException | None,
+        result: object,
+        hide: Callable[[str], str | None] | None = None,
+    ) -> str | None:
         """Put result and error on a span.
 
         Returns:
@@ -105,10 +124,10 @@ class Capture:
         """
         if self.level != "content":
             return None
-        text = exportable(result, self._redact)
+        text = exportable(result, self._redact, hide)
         if text is not None:
             span.set_attribute(names.RESULT, text)
-        message = exportable(_message(error), self._redact)
+        message = exportable(_message(error), self._redact, hide)
         if error is not None and message is not None:
             # Not record_exception: it adds a stack trace, at half a millisecond, and a redactor would not see
             # it.

@@ -8,6 +8,8 @@ from loopguard.telemetry import names
 from loopguard.telemetry.metrics import metrics
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from opentelemetry.context import Context
     from opentelemetry.trace import Span
     from opentelemetry.util.types import AttributeValue
@@ -19,7 +21,7 @@ class Handle:
     ``owned`` is False where a framework's span is used: then it is neither ended nor made current by us.
     """
 
-    __slots__ = ("context", "hardest", "labels", "owned", "span", "started", "token")
+    __slots__ = ("context", "hardest", "hide", "labels", "owned", "span", "started", "token")
 
     def __init__(
         self,
@@ -40,6 +42,8 @@ class Handle:
         self.token = token
         # The hardness of the hardest finding so far: its attributes are the ones that stay.
         self.hardest = 0
+        # Takes the secrets of the call out of a text, where content is exported.
+        self.hide: Callable[[str], str | None] | None = None
 
 
 class Prepared:

@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from loopguard.records import Action
-from loopguard.wording import words
+from loopguard.wording import STILL_RUNNING, words
 
 if TYPE_CHECKING:
     from loopguard.records import Finding
@@ -53,6 +53,8 @@ def line_of(finding: Finding) -> str:
     if finding.action is Action.REFUSE and finding.rule != "limits":
         refused = "refused" if finding.enforced else "would have been refused"
         times = words(finding.rule).noun.format(n=finding.repetitions)
+        if finding.repetitions < finding.threshold:  # calls in flight make up the rest
+            times = f"the same call {STILL_RUNNING}" + (f", {times} before" if finding.repetitions else "")
         return f"loopguard: {finding.tool} {refused} {where}: {times} ({evidence}).{_way_out(finding)}"
     if finding.enforced:
         return f"loopguard: {finding.message} ({evidence})."

@@ -169,7 +169,8 @@ class Spans:
             handle: From ``start``.
             error: What the tool raised.
             failed: The tool returned a failure: ERROR with the type ``tool_error``.
-            result: What it returned, secrets replaced; exported with ``capture="content"`` only.
+            result: What it returned; exported with ``capture="content"`` only, and without the secrets that
+                ``handle.hide`` takes out.
         """
         try:
             token = handle.token
@@ -182,13 +183,13 @@ class Spans:
             if not handle.owned:
                 # Status and end are the framework's. The content is not, or it would be missing there.
                 if self.captures == "content" and handle.span.is_recording():
-                    self._capture.at_end(handle.span, None, result)
+                    self._capture.at_end(handle.span, None, result, handle.hide)
                 return
             handle.owned = False
             labels = handle.labels
             if error is None and not failed:
                 if self.captures == "content":
-                    self._capture.at_end(handle.span, None, result)
+                    self._capture.at_end(handle.span, None, result, handle.hide)
             elif error is None or isinstance(error, Exception):
                 kind = names.TOOL_ERROR if error is None else type_name(error)
                 labels = self._fail(handle, kind, error, result)
@@ -289,7 +290,7 @@ class Spans:
     ) -> dict[str, AttributeValue]:
         span = handle.span
         if span.is_recording():
-            message = self._capture.at_end(span, error, result)
+            message = self._capture.at_end(span, error, result, handle.hide)
             span.set_attribute(names.ERROR_TYPE, kind)
             span.set_status(self._error, message)
         return {**(handle.labels or {}), names.ERROR_TYPE: kind}

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 from loopguard.engine import Engine
@@ -53,8 +54,6 @@ class RuleContract:
     steps: ClassVar[int] = 150
     #: The window of these histories; a rule whose rungs do not fit gets the smallest window that takes them.
     window: ClassVar[int] = 12
-    #: The rule answers from the index without looking at the window. Set it to False for a rule that has only ``judge``.
-    constant_time: ClassVar[bool | None] = None
     #: The rule takes rungs in any order and beyond the window (a preset that follows its source).
     lenient: ClassVar[bool] = False
     #: The rule may refuse without an end: something outside the run decides when it is over.
@@ -126,7 +125,9 @@ class RuleContract:
         if not self.lenient:
             for rungs in ((6, 5, 10), (3, 8, 7), (9, 0, 8)):
                 changed = dict(zip(("warn_after", "refuse_after", "stop_after"), rungs, strict=True))
-                assert "out of order" in _error(lambda changed=changed: rule.replace(**changed).check(50, True))
+                assert "out of order" in _error(
+                    lambda changed=changed: rule.replace(**changed).check(50, True)
+                )
 
     def test_a_refusal_comes_to_an_end(self, rule: Rule) -> None:
         """A rule that refuses and never stops is a ``PolicyError``, unless endless refusals are wished for."""
@@ -169,7 +170,9 @@ class RuleContract:
 
     def test_evidence_costs_the_same_whatever_the_window(self, rule: Rule) -> None:
         """A rule with its own ``evidence`` reads the index, never the window itself."""
-        constant = type(rule).evidence is not Rule.evidence if self.constant_time is None else self.constant_time
+        constant = (
+            type(rule).evidence is not Rule.evidence if self.constant_time is None else self.constant_time
+        )
         if not constant:
             return
         for entry, at, operation, log in self._points(rule):
@@ -207,9 +210,10 @@ class RuleContract:
     # -- helpers ----------------------------------------------------------------------------------------------------
 
     def _settings(self, rule: Rule) -> dict[str, Any]:
-        window = self.window
-        while _error(lambda: rule.check(window, True)) and window < 1_000:
-            window += 1
+        windows = (
+            window for window in range(self.window, 1_000) if not _error(partial(rule.check, window, True))
+        )
+        window = next(windows, 1_000)
         return {"window": window, "history": window + 3, "endless_refusals": True}
 
     def _points(self, rule: Rule) -> Iterator[tuple[Entry, float | None, Operation | None, Log]]:
@@ -230,7 +234,12 @@ class RuleContract:
                     if entry.kind not in rule.skips:
                         yield entry, fold.at, None, log
                 tool, kind, key, target = call_of(0, 99)
-                yield Entry(key, engine.rows.get(tool.name) or Row(tool, tool.name), kind, target), fold.at, None, log
+                yield (
+                    Entry(key, engine.rows.get(tool.name) or Row(tool, tool.name), kind, target),
+                    fold.at,
+                    None,
+                    log,
+                )
 
     def _agree(
         self,
@@ -243,7 +252,8 @@ class RuleContract:
     ) -> None:
         found = rule.evidence(engine, entry, at, operation)
         judged = rule.judge(window, attempt_of(entry, at, operation))
-        assert _counting(found) == _counting(judged)
+        when = "before the call" if operation is None else "after it"
+        assert _counting(found) == _counting(judged), f"{when} the index gives {found}, the window {judged}"
 
     def _loops(self, rule: Rule) -> Iterator[list[Hit]]:
         """What is said about one call that comes again and again, with the same result and with the same error."""

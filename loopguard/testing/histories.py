@@ -6,7 +6,7 @@ They drive an engine without a clock, a thread or a tool, so that a law about ru
 from __future__ import annotations
 
 import random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from loopguard.engine import Engine
 from loopguard.index import Entry
@@ -37,7 +37,18 @@ class Step(NamedTuple):
 
 
 #: The notes, by the name that a step carries.
-NOTES = ("user", "compaction", "nudge", "round", "no_round", "stop", "resume", "tick", "descendant", "acknowledge")
+NOTES = (
+    "user",
+    "compaction",
+    "nudge",
+    "round",
+    "no_round",
+    "stop",
+    "resume",
+    "tick",
+    "descendant",
+    "acknowledge",
+)
 
 #: Tools of every kind; the fourth argument of the third one is a read.
 TOOLS = (
@@ -65,7 +76,11 @@ def random_step(chance: random.Random, arguments: int = 4) -> Step:
     """A step as real runs have them: many repeats, some failures, few notes."""
     what = chance.choices(("start", "end", chance.choice(NOTES)), (48, 48, 4))[0]
     failed = chance.random() < 0.3
-    status = chance.choice((Status.FAILED, Status.FAILED, Status.DENIED, Status.ABANDONED)) if failed else Status.OK
+    status = (
+        chance.choice((Status.FAILED, Status.FAILED, Status.DENIED, Status.ABANDONED))
+        if failed
+        else Status.OK
+    )
     return Step(
         what,
         # A few calls come often, so that rows grow.
@@ -90,7 +105,9 @@ class Fold:
     ``timed=False`` leaves the time out of all records.
     """
 
-    def __init__(self, engine: Engine, tools: tuple[Tool, ...] = TOOLS, timed: bool = True, now: int = 0) -> None:
+    def __init__(
+        self, engine: Engine, tools: tuple[Tool, ...] = TOOLS, timed: bool = True, now: int = 0
+    ) -> None:
         self.engine = engine
         self.tools = tools
         self.timed = timed
@@ -124,7 +141,15 @@ class Fold:
         engine = self.engine
         calls = [*engine.open, *engine.late]
         seq = calls[(step.a + step.b) % len(calls)] if calls else 0
-        outcome = (step.raw, step.template, step.masked, step.prev_masked, step.error_class, step.changed, step.ended)
+        outcome = (
+            step.raw,
+            step.template,
+            step.masked,
+            step.prev_masked,
+            step.error_class,
+            step.changed,
+            step.ended,
+        )
         return engine.end(self.at, seq, step.status, *outcome)
 
     def _note(self, step: Step) -> Hit | None:
@@ -173,7 +198,11 @@ class Log:
     def take(self, step: Step) -> Operation | None:
         """Fold one step. Returns the operation that it ended, if any."""
         engine, policy = self.fold.engine, self.fold.engine.plan.policy
-        latch, before, targets = engine.latch, engine.n, {s: c[0].target for s, c in (engine.open | engine.late).items()}
+        latch, before, targets = (
+            engine.latch,
+            engine.n,
+            {s: c[0].target for s, c in (engine.open | engine.late).items()},
+        )
         self.fold.take(step)
         lifted = step.what == "user" and latch is not None and latch.limit is None and latch.rule != "stop"
         if step.what == "resume" or lifted:
@@ -185,7 +214,13 @@ class Log:
         op = engine.history[-1]
         known = any(old.key == op.key and old.n > op.n - policy.window for old in self.operations)
         self.operations.append(op)
-        if op.kind == Kind.WRITE and op.status == Status.OK and step.changed and not known and policy.restarts:
+        if (
+            op.kind == Kind.WRITE
+            and op.status == Status.OK
+            and step.changed
+            and not known
+            and policy.restarts
+        ):
             self.restarted = before
         tool = next(tool for tool in self.fold.tools if tool.name == op.tool)
         if op.status and op.error_class == ErrorClass.RECOVERABLE and tool.edits and targets[op.seq]:

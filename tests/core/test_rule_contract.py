@@ -2,66 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
-
 import pytest
 
 from loopguard.index import Trigger
-from loopguard.records import Evidence, Operation
-from loopguard.rules import RULES, Attempt, Failing, Poll, Repeat, RepeatTally, Rule, SameCall
+from loopguard.rules import RULES, Poll, RepeatTally, Rule, SameCall
 from loopguard.testing.contracts import RuleContract
+from loopguard.testing.examples import SMALL_FAILING, SMALL_POLL, SMALL_REPEAT, SameTool
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SameTool(Rule):
-    """A rule as a user writes it: the same tool again and again, whatever the arguments, in a task of its own."""
-
-    name: ClassVar[str] = "same_tool"
-    restarts: ClassVar[bool] = False
-    forgets_on_change: ClassVar[bool] = False
-
-    def judge(self, window: Sequence[Operation], call: Attempt) -> Evidence | None:
-        """From the window, by its definition."""
-        ops = []
-        for op in reversed(window):
-            if op.tool != call.tool or not op.outcome or (ops and op.outcome != ops[-1].outcome):
-                break
-            ops.append(op)
-        seqs = tuple(op.seq for op in reversed(ops))
-        rungs = (self.warn_after or 0, self.refuse_after or 0, self.stop_after or 0)
-        return Evidence((self.name, call.tool), 0, 0, len(ops), seqs, *rungs, False)
-
-
-SMALL_FAILING = Failing(
-    warn_after=2,
-    refuse_after=3,
-    stop_after=5,
-    recoverable_warn_after=2,
-    recoverable_refuse_after=3,
-    recoverable_stop_after=4,
-    transient_warn_after=2,
-    transient_refuse_after=3,
-    transient_stop_after=6,
-)
-SMALL_REPEAT = Repeat(
-    warn_after=2,
-    refuse_after=3,
-    stop_after=5,
-    unknown_warn_after=3,
-    unknown_refuse_after=4,
-    unknown_stop_after=6,
-)
 EXAMPLES = [
     *(pytest.param(cls(), id=cls.__name__) for cls in RULES),
     pytest.param(SMALL_REPEAT, id="Repeat-small"),
     pytest.param(SMALL_REPEAT.replace(errors=True), id="Repeat-errors"),
     pytest.param(SMALL_REPEAT.replace(within=9.0), id="Repeat-within"),
     pytest.param(SMALL_FAILING, id="Failing-small"),
-    pytest.param(Poll(warn_after=2, refuse_after=4, patience=20), id="Poll-small"),
+    pytest.param(SMALL_POLL, id="Poll-small"),
     pytest.param(SameCall(warn_after=2, refuse_after=3, stop_after=6), id="SameCall-small"),
-    pytest.param(RepeatTally(warn_after=3, stop_after=4, thresholds=(("run", 2),)), id="RepeatTally-thresholds"),
+    pytest.param(
+        RepeatTally(warn_after=3, stop_after=4, thresholds=(("run", 2),)), id="RepeatTally-thresholds"
+    ),
     pytest.param(SameTool(), id="SameTool"),
 ]
 

@@ -1,0 +1,1 @@
+"""Speed and memory of loopguard, as ratios measured in one process: ``python -m benchmarks``."""
