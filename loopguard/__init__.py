@@ -78,7 +78,7 @@ _WHERE = {
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 
-__version__ = "0.1.0"
+from loopguard.version import VERSION as __version__  # noqa: E402
 __all__ = sorted(_MODULE_OF)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loopguard.errors import LoopguardError
-from loopguard.guard import guard_for
-from loopguard.run import Instead
-
-if TYPE_CHECKING:
-    from loopguard.run import Run
+from loopguard.guard import ByName, guard_for
+from loopguard.outcome import classify
+from loopguard.outside import outside_run
+from loopguard.run import Instead, Run
+from loopguard.telemetry.metrics import metrics
 
 #: The block of ``run.call`` around this code, so that a guarded tool inside knows that it is that call.
 _around: contextvars.ContextVar[Call | None] = contextvars.ContextVar("loopguard_call", default=None)
@@ -52,12 +52,19 @@ class Call:
             RunStopped: The run is over.
         """
         run = self.run
+        if run.closed:
+            around = outside_run(self._guard, run)
+            if not isinstance(around, Run):
+                return self
+            run = self.run = around
         seq = run.admit(self._guard, self._args, {}, self.id)
         if seq.__class__ is Instead:
             self.instead = self._ended = True
             self.result = seq.value
             return self
         self.seq = seq
+        if self.id is not None and seq:
+            run.report.call_ids[seq] = self.id
         if run.spans is not None and seq:
             if run.spans.captures != "none":
                 self._handle = self._guard.span_with_content(run, seq, self.id, self._args, {})
@@ -71,6 +78,10 @@ class Call:
             return result
         self._ended = True
         self.result = result
+        binder = self._guard.binder
+        if isinstance(binder, ByName) and not binder.declared and not classify(result)[0]:
+            binder.declared = True  # what gives a result exists, whoever named it
+            metrics.register_tool(self.tool)
         if self.seq:
             self.result = self.run.done(self._guard, self.seq, result, self._args, {}, self._handle)
         self._end_span(None, self.result)
@@ -101,6 +112,7 @@ class Call:
         self._end_span(error)
 
     def _end_span(self, error: BaseException | None, result: Any = None) -> None:
+        self.run.report.call_ids.pop(self.seq, None)
         if self._handle is not None and self.run.spans is not None:
             self.run.spans.end(self._handle, error, result=result)
 

@@ -22,6 +22,9 @@ MAX_OPEN = 10_000
 #: An admitted call without an outcome: its entry, its tool, its round, when it began.
 Open = tuple[Entry, Bound, int, float | None]
 
+# Seconds below which a duration is not kept.
+_INSTANT = 0.001
+
 # Beside the bits of Trigger: the match rests on masking; it is the repetition that a compaction grants.
 _FREE = 64
 _SOFT = 128
@@ -169,7 +172,10 @@ class Engine(Ladder):
         outcome = self._failed(entry, raw, template, error_class) if status else raw
 
         # -- the shared index --
-        n = self.n = self.n + 1
+        n = self.n + 1
+        if n == seq:
+            n = seq  # one number in memory instead of two equal ones
+        self.n = n
         old = entry.op
         soft = free = False
         armed = 16  # Trigger.ANY
@@ -185,6 +191,7 @@ class Engine(Ladder):
         elif self.compactions:
             entry.compaction = self.compactions
         row = bound.row
+        took = at - started if at is not None and started is not None else 0.0
         entry.op = op = Operation(
             n,
             seq,
@@ -196,7 +203,7 @@ class Engine(Ladder):
             error_class,
             round_,
             at,
-            at - started if at is not None and started is not None else 0.0,
+            took if took > _INSTANT else 0.0,
             soft,
             free,
             masked,

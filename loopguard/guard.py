@@ -27,7 +27,7 @@ from loopguard.outcome import (
     poll_ended,
     result_error_text,
 )
-from loopguard.ready_table import spec_for
+from loopguard.ready_table import READY_TABLE, spec_for
 from loopguard.records import EMPTY_OUTCOME, UNKNOWN_OUTCOME, ErrorClass, Kind, Status, Tool
 from loopguard.signature import ToolSpec, is_recoverable
 from loopguard.telemetry.capture import as_json
@@ -58,10 +58,12 @@ class Facts(NamedTuple):
 class ByName:
     """A :class:`MappingBinder` under the signature of a :class:`Binder`: the mapping is the only argument."""
 
-    __slots__ = ("_binder", "edits", "fixed_kind", "target_name")
+    __slots__ = ("_binder", "declared", "edits", "fixed_kind", "target_name")
 
-    def __init__(self, binder: MappingBinder) -> None:
+    def __init__(self, binder: MappingBinder, declared: bool) -> None:
         self._binder = binder
+        #: The tool stands in a table, or has given a result: its name is not one that a model made up.
+        self.declared = declared
         self.edits = binder.edits
         self.fixed_kind = binder.fixed_kind
         self.target_name = binder.target_name
@@ -362,7 +364,8 @@ def guard_for(run: Run, name: str) -> Guard:
         spec = spec_for(name, run.settings.tools)
         if spec.name != name:
             spec = replace(spec, name=name)
-        guard = Guard(spec, ByName(MappingBinder(spec, run.policy.signature)))
+        declared = name in run.settings.tools or name in READY_TABLE
+        guard = Guard(spec, ByName(MappingBinder(spec, run.policy.signature), declared))
         if len(run.named) > 1_000:  # names may come from a model
             run.named.clear()
         run.named[name] = guard

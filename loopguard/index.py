@@ -22,6 +22,11 @@ MAX_TOOLS: Final = 1_000
 OTHER_TOOLS: Final = "_other"
 
 
+# Shared, and never added to: most runs need neither.
+_NO_OPERATIONS: Final[deque[Operation]] = deque(maxlen=0)
+_NO_PAIRS: Final[set[tuple[int, int]]] = set()
+
+
 class Trigger(IntFlag):
     """What arms a rule after an operation. On an operation that arms nothing no rule runs."""
 
@@ -108,7 +113,9 @@ class Index:
         "window",
     )
 
-    def __init__(self, window: int, history: int, keep_counts: bool = False, keep_seen: bool = False, keep_answers: bool = False) -> None:
+    def __init__(
+        self, window: int, keep_counts: bool = False, keep_seen: bool = False, keep_answers: bool = False
+    ) -> None:
         self.window = window
         self.keep_counts = keep_counts
         self.keep_seen = keep_seen
@@ -118,7 +125,8 @@ class Index:
         self.keys: dict[int, Entry] = {}
         self.rows: dict[str, Row] = {}
         #: The last operations: those that count, and older ones that are kept to explain.
-        self.history: deque[Operation] = deque(maxlen=history)
+        #: Made with the first tool: a run that is opened and left costs little.
+        self.history: deque[Operation] = _NO_OPERATIONS
         #: Operations up to this one are forgotten (a novel write, a user message).
         self.restart_at = 0
         #: Operations up to this one are forgotten by every rule (a stop was lifted).
@@ -128,9 +136,9 @@ class Index:
         self.compactions = 0
         #: Operations of this (key, outcome) in the window, in whatever order, and the window they are counted in.
         self.counts: dict[tuple[int, int], list[Operation]] = {}
-        self.counted: deque[Operation] = deque()
+        self.counted: deque[Operation] = deque() if keep_counts else _NO_OPERATIONS
         #: Those of them that occur at least twice.
-        self.repeated: set[tuple[int, int]] = set()
+        self.repeated: set[tuple[int, int]] = set() if keep_counts else _NO_PAIRS
         #: Operations of this key in the window, whatever came back.
         self.seen: dict[int, list[Operation]] = {}
         #: Edits of this target up to this operation are forgotten (a recoverable error).

@@ -8,6 +8,7 @@ rounds in which an attempt of the pattern was refused.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from loopguard.index import Entry, Index, Row
@@ -58,7 +59,7 @@ class Ladder(Index):
 
     def __init__(self, plan: Plan) -> None:
         policy = plan.policy
-        super().__init__(policy.window, policy.history, plan.keep_counts, plan.keep_seen, plan.keep_answers)
+        super().__init__(policy.window, plan.keep_counts, plan.keep_seen, plan.keep_answers)
         self.plan = plan
         self.books = Books()
         self.bounds: dict[str, Bound] = {}
@@ -99,6 +100,8 @@ class Ladder(Index):
 
         With ``exact=False``, for arguments without a canonical form: what rests on them may warn, not refuse.
         """
+        if self.history.maxlen == 0:
+            self.history = deque(maxlen=self.plan.policy.history)
         if not exact:
             return Bound(tool, self.row_of(tool), self.plan, refuses=False)
         bound = self.bounds.get(tool.name)
@@ -130,18 +133,20 @@ class Ladder(Index):
         if entry.kind == Kind.THINK:
             return None
         met: list[tuple[Action, Rule, Evidence, int]] = []
+        # The refusals of its own round are no earlier ones: siblings could not know of them.
+        own = self.round if round_ is None and self.joinable else round_
         for rule in bound.all:
             if entry.kind in rule.skips or self.plan.scope_run:
                 continue
             evidence = rule.evidence(self, entry, at)
             if evidence is not None:
-                self._climb(rule, evidence, self._flight(entry) if evidence.in_flight else 0, met)
+                self._climb(rule, evidence, self._flight(entry) if evidence.in_flight else 0, own, met)
         for rule, before in list(self.over.values()):
             done = rule.still(self, before, at)
             if not done:
                 del self.over[before.pattern]
                 continue
-            self._climb(rule, before._replace(done=done), 0, met)
+            self._climb(rule, before._replace(done=done), 0, own, met)
         if not met:
             return None
         met.sort(key=lambda item: (-item[0].hardness, item[1].rank))
@@ -169,13 +174,18 @@ class Ladder(Index):
         return self._refuse(entry, hit)
 
     def _climb(
-        self, rule: Rule, evidence: Evidence, flight: int, met: list[tuple[Action, Rule, Evidence, int]]
+        self,
+        rule: Rule,
+        evidence: Evidence,
+        flight: int,
+        round_: int | None,
+        met: list[tuple[Action, Rule, Evidence, int]],
     ) -> None:
-        """Enter the rung that an attempt of this pattern meets, if any."""
+        """Enter the rung that an attempt of this pattern meets in this round (None = a new one), if any."""
         ledger = self.books.find(evidence)
         if ledger is not None and ledger.allowed:
             return
-        refused = ledger.refused if ledger is not None else 0
+        refused = ledger.refused - (ledger.round == round_) if ledger is not None else 0
         if evidence.stop and evidence.done + refused >= evidence.stop:
             met.append((Action.STOP, rule, evidence, evidence.stop))
         elif evidence.refuse and evidence.done + flight >= evidence.refuse:

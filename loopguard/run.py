@@ -48,6 +48,8 @@ EXCERPT_SIZE = 512
 #: Internal errors after which a run only watches.
 MOST_ERRORS = 3
 
+_NO_EXCERPTS: list[str | None] = [None] * EXCERPTS
+
 _current: contextvars.ContextVar[Run | None] = contextvars.ContextVar("loopguard_run", default=None)
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
 
@@ -179,7 +181,7 @@ class Run:
         #: Guards of tools that are called by name.
         self.named: dict[str, Guard] = {}
         #: Texts of the last calls, each in the place of its number.
-        self._excerpts: list[str | None] = [None] * EXCERPTS
+        self._excerpts: list[str | None] = _NO_EXCERPTS
         self._would: dict[int, tuple[str, int]] = {}
         self._allowed: dict[str | None, int] = {}
         self._round: int | None = None
@@ -329,11 +331,14 @@ class Run:
         self._release = self._lock.release
 
     def _adopt(self, guard: Guard) -> Live:
+        if self._excerpts is _NO_EXCERPTS:
+            self._excerpts = [None] * EXCERPTS
         live = self._tools[guard] = Live(self, guard)
         if len(self._tools) > 1_000:
             self._tools.clear()
             self._tools[guard] = live
-        metrics.register_tool(guard.tool.name)
+        if getattr(guard.binder, "declared", True):  # else a model may have made the name up
+            metrics.register_tool(guard.tool.name)
         return live
 
     def _claimed(self, guard: Guard) -> bool:

@@ -49,7 +49,6 @@ _COUNTERS = (
     "quiet_until",
 )
 _FLAGS = ("joinable", "limit_due", "limit_warned", "watchful")
-_OPERATION = Operation.__struct_fields__
 _LEDGER = ("key", "outcome", "n", "warned", "allowed", "refused", "round", "last_seq", "told")
 _ENTRY = ("kind", "target", "flight", "flips", "mixed_at", "compaction")
 _ROW = ("last", "calls", "below", "refused")
@@ -88,7 +87,7 @@ def restore(plan: Plan, plain: Any) -> Engine:
 
 def _shape(engine: Engine) -> list[Any]:
     """What a snapshot and the policy it is restored under must agree on."""
-    return [engine.window, engine.history.maxlen, engine.keep_counts, engine.keep_seen]
+    return [engine.window, engine.plan.policy.history, engine.keep_counts, engine.keep_seen]
 
 
 class _Writer:
@@ -224,7 +223,7 @@ class _Reader:
         engine.keys = {entry.key: entry for entry in map(self.numbered, plain["keys"])}
         engine.open = dict(self.call(item) for item in plain["open"])
         engine.late = dict(self.call(item) for item in plain["late"])
-        engine.history.extend(self.ops[n] for n in plain["history"])
+        engine.history = deque((self.ops[n] for n in plain["history"]), maxlen=engine.plan.policy.history)
         engine.counted = deque(self.ops[n] for n in plain["counted"])
         engine.counts = {(_is(int, key), _is(int, outcome)): [] for key, outcome in plain["pairs"]}
         for op in engine.counted:

@@ -22,6 +22,7 @@ from loopguard.records import Action
 from loopguard.run import Run
 from loopguard.scope import guarded_run
 from loopguard.tool import guarded_tool
+from loopguard.version import VERSION
 
 WIDTH: Final = 100
 #: Where nothing ends a loop (``LOOPGUARD_MODE=observe``), the demo does.
@@ -166,7 +167,11 @@ def _steps(scene: Scene, most: int | None = None) -> Iterator[Line]:
             calls = f"#{first}" if first == number else f"#{first}-#{number}"
             times = f" ×{len(steps)}" if len(steps) > 1 else ""
             # A refused call is the one before it.
-            text = f"{calls} {outcome}{times}" if refused and asked == known else f"{calls} {asked}  {outcome}{times}"
+            text = (
+                f"{calls} {outcome}{times}"
+                if refused and asked == known
+                else f"{calls} {asked}  {outcome}{times}"
+            )
             known = asked
             if line and sum(len(piece) for piece, _ in line) + len(text) > WIDTH - 4:
                 yield line
@@ -193,13 +198,16 @@ def _until_nudge(steps: list[Step]) -> Iterator[list[Step]]:
 
 def _page(scenes: list[Scene], took: float, to: Sender, notes: list[str]) -> Iterator[Line]:
     good, listener, deaf = scenes
-    version = ".".join(str(sys.modules["loopguard"].__version__).split(".")[:2])
+    version = ".".join(VERSION.split(".")[:2])
     yield [(f"loopguard {version}", "bold"), (f" · demo · no key, no network · {took:.2f} s", "dim")]
     yield []
     yield _title(1, good)
-    for line in _steps(good, 4):
-        yield [("    ", ""), *line, ("    …", "")]
-    yield [("    ", ""), (f"✓ {good.run.stats.calls} calls, {good.run.stats.refused} refused", "green")]
+    *lines, last = _steps(good, 4)
+    for line in lines:
+        yield [("    ", ""), *line]
+    yield [("    ", ""), *last, ("    …", "")]
+    refused = sum(step.refused for step in good.steps)
+    yield [("    ", ""), (f"✓ {len(good.steps) - refused} calls, {refused} refused", "green")]
     yield []
     yield _title(2, listener)
     for line in _steps(listener):
@@ -209,17 +217,20 @@ def _page(scenes: list[Scene], took: float, to: Sender, notes: list[str]) -> Ite
         yield [("    ", ""), (f"✓ heeded after {refusals} refusal{'s' if refusals != 1 else ''}", "green")]
     yield []
     yield _title(3, deaf)
-    executed = deaf.run.stats.calls
-    refused = sum(step.refused for step in deaf.steps) - deaf.stopped
+    refused = sum(step.refused for step in deaf.steps)
+    executed = len(deaf.steps) - refused
     over = "run over" if deaf.stopped else "nothing ended it, so the demo did"
-    yield [("    ", ""), (f"{executed} executed · {refused} refused · {over}", "")]
+    yield [("    ", ""), (f"{executed} executed · {refused - deaf.stopped} refused · {over}", "")]
     yield [("    ", ""), ("Without loopguard: the framework's limit, e.g. LangChain 4,999 calls", "dim")]
     yield []
     for note in notes:
         yield [(" note      ", "dim"), (note, "yellow")]
     for name, text in to.report:
         yield [(f" {name:<10}", "dim"), (text, "")]
-    yield [(" next      ", "dim"), ('guard yours: @guarded_tool + with guarded_run("name"):   docs/tutorial.md', "")]
+    yield [
+        (" next      ", "dim"),
+        ('guard yours: @guarded_tool + with guarded_run("name"):   docs/tutorial.md', ""),
+    ]
     yield [(" " * 11, ""), ("check them:  loopguard doctor my_agent.tools:TOOLS", "")]
 
 

@@ -83,9 +83,14 @@ class OtlpSender(Sender):
         super().__init__()
         self._said = said
         # What the environment says about the resource comes first.
-        named = "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "") or "OTEL_SERVICE_NAME" in os.environ
+        named = (
+            "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+            or "OTEL_SERVICE_NAME" in os.environ
+        )
         resource = Resource.create({} if named else {"service.name": "loopguard-demo"})
-        waits = any(name in os.environ for name in (f"{ENDPOINT[:-8]}TIMEOUT", f"{ENDPOINT[:-8]}TRACES_TIMEOUT"))
+        waits = any(
+            name in os.environ for name in (f"{ENDPOINT[:-8]}TIMEOUT", f"{ENDPOINT[:-8]}TRACES_TIMEOUT")
+        )
         options: dict[str, Any] = {} if waits else {"timeout": TIMEOUT}
         self._spans = Counting(OTLPSpanExporter(**options))
         self._tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -132,10 +137,10 @@ class OtlpSender(Sender):
         self._meters.shutdown()
 
     def _reason(self) -> str:
-        """The last thing that OpenTelemetry logged, in brackets."""
+        """The first thing that OpenTelemetry logged, in brackets: the later ones say that it gave up."""
         if not self._said:
             return ""
-        reason = self._said[-1].strip().splitlines()[0]
+        reason = self._said[0].strip().splitlines()[0]
         return f" ({reason[:117]}...)" if len(reason) > 120 else f" ({reason})"
 
 

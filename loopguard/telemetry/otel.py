@@ -10,10 +10,10 @@ import contextvars
 import os
 import sys
 from functools import cache
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from loopguard.telemetry import names
+from loopguard.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,10 +81,8 @@ def _wanted(module: str, variable: str) -> bool:
 @cache
 def version() -> str:
     """The version of loopguard, for the instrumentation scope."""
-    try:
-        return metadata.version(names.DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return "0"
+    return VERSION
+
 
 
 class ContextFunctions(NamedTuple):

@@ -194,7 +194,9 @@ class Spans:
                 kind = names.TOOL_ERROR if error is None else type_name(error)
                 labels = self._fail(handle, kind, error, result)
             ended = time_ns()
-            handle.span.end(ended)
+            span = handle.span
+            if span.is_recording():  # the tool may have ended it, and the SDK logs a second end
+                span.end(ended)
             if self._record is not None:
                 took = (ended - handle.started) / 1e9
                 # The context gives the measurement its exemplar: the way from a slow bucket to this trace.

@@ -76,9 +76,9 @@ steps = st.builds(
     changed=st.booleans(),
     ended=st.sampled_from([False, False, False, True]),
 )
-histories = st.lists(steps, max_size=90)
+histories = st.lists(steps, max_size=80)
 policies = pytest.mark.parametrize("name", POLICIES)
-laws = settings(max_examples=60, deadline=None)
+laws = settings(max_examples=25, deadline=None)
 
 
 def fold_of(name: str, timed: bool) -> Fold:
@@ -180,7 +180,7 @@ def test_bound(name: str, never_ending: bool, monkeypatch: pytest.MonkeyPatch) -
     policy, tools = POLICIES[name]
     engine = Engine(Plan(policy.replace(limits=Limits(soft_calls=0), endless_refusals=True)))
     sizes = []
-    for n in range(1, 5_001):
+    for n in range(1, 2_001):
         a, b = n % 7 % len(tools), n // 5
         tool, kind, key, _ = call_of(a, b, tools)
         if n % 3 == 0:
@@ -196,7 +196,7 @@ def test_bound(name: str, never_ending: bool, monkeypatch: pytest.MonkeyPatch) -
             hit = engine.end(at, seq, n % 5 == 0, 10, 20, error_class=6 if n % 5 == 0 else 0, changed=False)
             if hit is not None:
                 engine.note_nudge(hit.rule, key)
-        if n in (500, 5_000):
+        if n in (500, 2_000):
             sizes.append(size(snapshot(engine)))
     window, open_ = policy.window, 20
     waiting = max(16, window // 4)
@@ -220,7 +220,7 @@ def test_bound(name: str, never_ending: bool, monkeypatch: pytest.MonkeyPatch) -
 
 
 @policies
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(cycle=st.lists(steps, min_size=30, max_size=60))
 def test_bound_of_a_repeated_history(name: str, cycle: list[Step]) -> None:
     """The same history ten times over leaves a state about as large as once."""
@@ -260,7 +260,7 @@ def linear(
 
 
 @pytest.mark.parametrize("name", ["default", "small", "within", "loopctl", "rysh", "opendev"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_new_calls_are_never_a_loop(name: str, data: st.DataObject) -> None:
     """Every call is new: whatever comes back, nothing is warned, refused or stopped."""
@@ -268,7 +268,7 @@ def test_new_calls_are_never_a_loop(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", ["default", "small", "within", "loopctl", "opendev"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_new_outcomes_are_never_a_loop(name: str, data: st.DataObject) -> None:
     """Every outcome is new: the same call may be made as often as it likes."""

@@ -99,7 +99,7 @@ async def test_all_of_an_async_iterator_arrives() -> None:
 
     @guarded_tool
     async def tool(sources: list[AsyncIterator[int]]) -> list[int]:
-        return [item async for source in sources for item in [one async for one in source]]
+        return [item for source in sources async for item in source]
 
     async with guarded_run("async"):
         assert await tool([async_numbers(), async_numbers()]) == [1, 2, 3, 1, 2, 3]
