@@ -38,22 +38,22 @@ TOOLS: dict[str, Callable[..., Any]] = {"read": read, "listing": listing}
 def run_agent(model: Model, task: str) -> str:
     """The loop. It ends with the model's answer, or with what the guard says about the run."""
     messages: list[Message] = [{"role": "user", "content": task}]
+    answer = ""
     try:
         with guarded_run("agent-loop", limits=Limits(calls=50)) as run:
-            while True:
+            while not answer:
                 reply = model(messages)
                 messages.append(reply)
-                if "call" not in reply:
-                    return str(reply["content"])
-                messages.append(call_tool(run, reply["call"]))
-                # A nudge states what was seen; the model reads it beside the result.
-                messages += [{"role": "user", "content": nudge.text} for nudge in run.pop_nudges()]
+                if "call" in reply:
+                    messages.append(call_tool(run, reply["call"]))
+                    # A nudge states what was seen; the model reads it beside the result.
+                    messages += [{"role": "user", "content": nudge.text} for nudge in run.pop_nudges()]
+                else:
+                    answer = str(reply["content"])
     except RunStopped as stopped:
-        return f"(ended) {stopped}"
-    finally:
-        print(
-            f"  {run.stats.calls} calls executed, {run.stats.refused} refused, {len(run.findings)} findings"
-        )
+        answer = f"(ended) {stopped}"
+    print(f"  {run.stats.calls} calls executed, {run.stats.refused} refused, {len(run.findings)} findings")
+    return answer
 
 
 def call_tool(run: Any, asked: dict[str, Any]) -> Message:

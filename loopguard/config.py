@@ -95,6 +95,15 @@ class _Config:
 _config = _Config()
 
 
+def _renew_lock() -> None:
+    """In a forked child: a thread that the child does not have may have held the lock."""
+    _config.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
 def settings() -> Settings:
     """What holds now. Cheap as long as nothing changes: it compares variables and working directory.
 

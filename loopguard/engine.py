@@ -108,6 +108,16 @@ class Engine(Ladder):
         self.open[self.seq] = (entry, bound, self.round, at)
         return self.seq
 
+    def withdraw(self, seq: int) -> None:
+        """An admitted call is refused after all, by a run above: it was not executed and counts as refused."""
+        entry, bound, _, _ = self.open.pop(seq)
+        self.release(entry)
+        self.calls -= 1
+        bound.row.calls -= 1
+        bound.row.refused += 1
+        self.totals["refused"] += 1
+        self._rearm()
+
     # -- after a call -----------------------------------------------------------------------------------------------
 
     def end(

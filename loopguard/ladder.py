@@ -95,6 +95,12 @@ class Ladder(Index):
         full = limits.calls is not None and self.calls >= limits.calls
         self.watchful = bool(self.latch or self.over or full or limits.calls_per_tool or self.books.refused)
 
+    def row_of(self, tool: Tool) -> Row:
+        """The row of this tool; one with a limit of its own has its own row, however many names there are."""
+        if tool.name in self.plan.limits.calls_per_tool and tool.name not in self.rows:
+            self.rows[tool.name] = Row(tool, tool.name)
+        return super().row_of(tool)
+
     def bind(self, tool: Tool, exact: bool = True) -> Bound:
         """The tool as this run knows it; the latest declaration under a name holds.
 

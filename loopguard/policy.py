@@ -267,17 +267,29 @@ class Plan:
         return found
 
 
+def _with_rungs(rule: Rule, rungs: dict[str, int | None]) -> Rule:
+    """The rule with a tool's own rungs, which hold whether or not calls of unknown kind lie between.
+
+    Rungs of that second ladder which the tool did not name give way to those it named.
+    """
+    changes = dict(rungs)
+    if isinstance(rule, Repeat):
+        most = 0
+        for name in ("stop_after", "refuse_after", "warn_after"):
+            rung = rungs[name] if name in rungs else getattr(rule, f"unknown_{name}")
+            if rung and most and name not in rungs:
+                rung = min(rung, most)
+            changes[f"unknown_{name}"] = rung
+            most = rung or most
+    return replace(rule, **changes)
+
+
 def rules_of(policy: Policy, tool: Tool) -> tuple[Rule, ...]:
     """The rules for one tool. Raises :class:`PolicyError` where the tool's own thresholds cannot be meant."""
     rules = _merge(policy.rules, cast("tuple[Rule | Off, ...]", tool.rules))
     if tool.rungs:
         rungs = dict(tool.rungs)
-        # A rung for one tool holds whether or not calls of unknown kind lie between.
-        both = {**rungs, **{f"unknown_{name}": rung for name, rung in rungs.items()}}
-        rules = tuple(
-            replace(rule, **(both if isinstance(rule, Repeat) else rungs)) if rule.name == Repeat.name else rule
-            for rule in rules
-        )
+        rules = tuple(_with_rungs(rule, rungs) if rule.name == Repeat.name else rule for rule in rules)
     endless = policy.endless_refusals or (policy.limits is not None and policy.limits.refusals is not None)
     for rule in rules:
         rule.check(policy.window, endless)

@@ -45,6 +45,8 @@ OnStop = Literal["raise", "end"] | Callable[[RunStopped], object]
 #: Excerpts of the last results that are kept to quote and to mask (a power of two); and their size in characters.
 EXCERPTS = 32
 EXCERPT_SIZE = 512
+#: Runs below a run that it lists; of more only the youngest.
+MOST_CHILDREN = 100
 #: Internal errors after which a run only watches.
 MOST_ERRORS = 3
 
@@ -198,6 +200,7 @@ class Run:
         _live.add(self)
         if parent is not None:
             parent.children.append(self)
+            del parent.children[:-MOST_CHILDREN]
 
     # -- the path of a call -----------------------------------------------------------------------------------------
 
@@ -354,7 +357,8 @@ class Run:
             with run._lock:
                 hit = run.engine.tick(live.guard.tool)
             if hit is not None:
-                self.abandon(seq)
+                with self._lock:
+                    self.engine.withdraw(seq)
                 return hit, run
         return None, self
 
@@ -661,6 +665,9 @@ def _uuid7(noise: bytes) -> str:
 
 def renew_locks() -> None:
     """After a fork: a lock may have been held by a thread that the child does not have."""
-    for run in list(_live):
-        run._lock = threading.Lock()
-        run._take_lock()
+    locks: dict[int, threading.Lock] = {}
+    for live in list(_live):
+        # Runs that count together have one lock; a run above may have ended and is asked all the same.
+        for run in (live, *live.ancestors()):
+            run._lock = locks.setdefault(id(run.engine), threading.Lock())
+            run._take_lock()

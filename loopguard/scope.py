@@ -18,10 +18,10 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar
 from loopguard import _safety
 from loopguard.config import effective_mode, policy_of, settings
 from loopguard.errors import PolicyError, RunStopped
+from loopguard.no_run import NO_RUN, NoRun
 from loopguard.policy import MODES, Mode, Plan, Policy
 from loopguard.records import Finding
 from loopguard.rules import Limits
-from loopguard.no_run import NO_RUN, NoRun
 from loopguard.run import OnRefuse, OnStop, OnWarn, Options, Run, _current, renew_locks
 from loopguard.within import is_plain, within
 

@@ -29,7 +29,8 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 def is_plain(function: Callable[..., Any]) -> bool:
     """True for a function whose work is done when the call returns."""
     what = _body(function)
-    return not (inspect.isasyncgenfunction(what) or inspect.iscoroutinefunction(what) or inspect.isgeneratorfunction(what))
+    lasting = (inspect.isasyncgenfunction, inspect.iscoroutinefunction, inspect.isgeneratorfunction)
+    return not any(is_kind(what) for is_kind in lasting)
 
 
 def _body(function: Any) -> Any:

@@ -147,6 +147,18 @@ def test_a_broken_settings_file_is_named(capsys: pytest.CaptureFixture[str]) -> 
     assert "windw" in capsys.readouterr().err
 
 
+def test_long_lines_are_broken(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line of calls is wider than the page."""
+    monkeypatch.setenv("LOOPGUARD_WARN_AFTER", "0")
+    monkeypatch.setattr(demo, "WIDTH", 60)
+
+    out = play(capsys)
+
+    lines = [line for line in out.splitlines() if line.startswith("    #")]
+    assert len(lines) >= 4
+    assert max(map(len, lines)) <= 70
+
+
 def test_ordinals() -> None:
     """First to twenty-second."""
     expected = "1st 2nd 3rd 4th 11th 12th 13th 21st 22nd 111th"

@@ -25,8 +25,10 @@ SHOWN = {
         "  answer: DEBUG is off; the file is src/config.py.",
         "it does not:",
         "  5 calls executed, 6 refused, 3 findings",
-        "  answer: (ended) run 'agent-loop' was stopped: "
-        "read gave the same result 5 times and was asked for 5 more times",
+        (
+            "  answer: (ended) run 'agent-loop' was stopped: "
+            "read gave the same result 5 times and was asked for 5 more times"
+        ),
     ],
     "parallel_tools.py": [
         "three pages at once: 3 results, 0 refused",

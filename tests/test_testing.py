@@ -400,6 +400,14 @@ def test_an_agent_that_listens_does_something_else() -> None:
     ]
 
 
+def test_an_agent_that_listens_and_has_nothing_else_to_ask_is_done() -> None:
+    """Refused the only call of an endless script, it ends."""
+    with guarded_run("research") as run:
+        ScriptedAgent(always("search", query="x"), tools=[search], listens=True).run()
+
+    assert (run.stats.calls, run.stats.refused) == (5, 1)
+
+
 def test_an_agent_of_unguarded_tools() -> None:
     """Tools without a guard of their own go through `run.call`; their errors are told to the model."""
 

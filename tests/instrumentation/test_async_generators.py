@@ -26,7 +26,12 @@ async def echo(first: str) -> AsyncGenerator[Any, Any]:
 
 
 SCRIPTS: dict[str, list[Callable[[Any], Any]]] = {
-    "asend": [lambda g: g.asend(None), lambda g: g.asend("go"), lambda g: g.asend(0), lambda g: g.asend("stop")],
+    "asend": [
+        lambda g: g.asend(None),
+        lambda g: g.asend("go"),
+        lambda g: g.asend(0),
+        lambda g: g.asend("stop"),
+    ],
     "anext": [lambda g: g.__anext__(), lambda g: g.__anext__()],
     "asend-value-first": [lambda g: g.asend("go"), lambda g: g.__anext__()],
     "athrow-caught": [lambda g: g.asend(None), lambda g: g.athrow(KeyError("k")), lambda g: g.asend("b")],
@@ -35,7 +40,12 @@ SCRIPTS: dict[str, list[Callable[[Any], Any]]] = {
     "athrow-stop": [lambda g: g.asend(None), lambda g: g.athrow(StopAsyncIteration())],
     "aclose": [lambda g: g.asend(None), lambda g: g.aclose(), lambda g: g.aclose(), lambda g: g.__anext__()],
     "aclose-first": [lambda g: g.aclose(), lambda g: g.__anext__()],
-    "over": [lambda g: g.asend(None), lambda g: g.asend("stop"), lambda g: g.__anext__(), lambda g: g.aclose()],
+    "over": [
+        lambda g: g.asend(None),
+        lambda g: g.asend("stop"),
+        lambda g: g.__anext__(),
+        lambda g: g.aclose(),
+    ],
 }
 
 
@@ -219,7 +229,9 @@ async def test_cancelling_a_reader_abandons_the_call() -> None:
 
 
 @pytest.mark.asyncio
-async def test_the_span_of_an_async_generator_is_current_only_in_its_body(exporter: InMemorySpanExporter) -> None:
+async def test_the_span_of_an_async_generator_is_current_only_in_its_body(
+    exporter: InMemorySpanExporter,
+) -> None:
     """Between two items the consumer's span is current, also where another task closes the generator."""
     inside: list[trace.Span] = []
 

@@ -24,7 +24,7 @@ def plain(path: PathStr, /, limit: int = 2000, *rest: int, deep: bool = False, *
     return f"{path} {limit} {rest} {deep} {more}"
 
 
-def late(where: "Annotated[Later, Ignored]", what: "list[Later] | None" = None, *, why: "str" = "") -> "Later":  # noqa: UP037
+def late(where: Annotated[Later, Ignored], what: list[Later] | None = None, *, why: str = "") -> "Later":  # noqa: UP037
     """String annotations, one of them of a name that comes later."""
     return where
 
@@ -46,6 +46,7 @@ async def async_generator(path: str) -> AsyncIterator[str]:
 
 
 def bare(value, other=None):  # type: ignore[no-untyped-def]
+    """Nothing is annotated."""
     return value
 
 
@@ -138,7 +139,10 @@ async def test_partials_and_callable_objects_are_guarded(three: Any, partial_fir
             with pytest.raises(LoopRefused):
                 await one("a")
 
-    assert [finding.tool for finding in run.findings if finding.action == "refuse"] == ["coroutine", "AsyncCallable"]
+    assert [finding.tool for finding in run.findings if finding.action == "refuse"] == [
+        "coroutine",
+        "AsyncCallable",
+    ]
 
 
 @runtime_checkable
@@ -191,7 +195,9 @@ def test_a_partial_has_no_annotations_of_its_own() -> None:
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
-def test_a_guarded_function_copies_to_itself(function: Callable[..., Any], copied: Callable[[Any], Any]) -> None:
+def test_a_guarded_function_copies_to_itself(
+    function: Callable[..., Any], copied: Callable[[Any], Any]
+) -> None:
     """As functions do, alone and inside a registry."""
     tool = guarded_tool(function)
 
@@ -318,7 +324,9 @@ def test_self_and_cls_are_no_arguments(name: str) -> None:
         return "read"
 
     bare = inspect.getattr_static(Base, name)
-    bare = bare.__wrapped__ if is_guarded(bare) and not isinstance(bare, (classmethod, staticmethod)) else bare
+    bare = (
+        bare.__wrapped__ if is_guarded(bare) and not isinstance(bare, (classmethod, staticmethod)) else bare
+    )
     function = inspect.unwrap(bare.__func__ if isinstance(bare, (classmethod, staticmethod)) else bare)
     below: Any = guarded_tool(kind=kind)(function)
     built_in = {"class": classmethod, "static": staticmethod}.get(name.partition("_")[0])
@@ -446,7 +454,7 @@ def test_calls_through_the_class_are_told_apart_by_their_arguments(three: Any) -
 
     class Owner:
         @guarded_tool
-        def run(n):  # type: ignore[no-untyped-def]  # noqa: N805 - a function kept in a class
+        def run(n):  # type: ignore[no-untyped-def]
             """Run."""
             return "same"
 
@@ -507,7 +515,12 @@ def test_a_frameworks_tool_object_cannot_be_guarded(module: str, text: str, is_c
 
 @pytest.mark.parametrize(
     ("what", "text"),
-    [(AsyncCallable, "guard its methods"), (object(), "cannot be called"), ("read", "takes a function"), (3, "int")],
+    [
+        (AsyncCallable, "guard its methods"),
+        (object(), "cannot be called"),
+        ("read", "takes a function"),
+        (3, "int"),
+    ],
     ids=["class", "object", "name", "number"],
 )
 def test_what_is_no_function_cannot_be_guarded(what: Any, text: str) -> None:

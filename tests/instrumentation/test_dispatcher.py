@@ -23,18 +23,20 @@ def dispatch(name: str, args: dict[str, Any]) -> str:
 def test_a_dispatcher_is_guarded_by_one_block(three: Policy) -> None:
     """Three equal calls are executed, the fourth raises when the block is entered."""
     executed: list[str] = []
+    refused: list[str] = []
     with guarded_run("dispatcher", policy=three) as run:
         for n in range(5):
             try:
                 with run.call("search", {"query": "x"}, id=f"call_{n}") as call:
                     executed.append(call.id or "")
                     call.result = dispatch("search", {"query": "x"})
-            except LoopRefused as refused:
-                assert refused.tool == "search"
+            except LoopRefused as error:
+                refused.append(error.tool)
         with run.call("search", {"query": "y"}) as call:
             call.result = dispatch("search", {"query": "y"})
 
     assert executed == ["call_0", "call_1", "call_2"]
+    assert refused == ["search", "search"]
     assert call.seq == 6
     assert (run.stats.calls, run.stats.refused) == (4, 2)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -93,7 +94,7 @@ def test_inside_a_run_it_is_a_sub_agent(use: Callable[..., Any]) -> None:
 @KINDS
 def test_a_stop_leaves_the_function(use: Callable[..., Any]) -> None:
     """The agent that never learns is ended, and the next call begins clean."""
-    with pytest.raises(RunStopped, match="'agent' was stopped|was not executed"):
+    with pytest.raises(RunStopped, match="run 'agent' was stopped: enough"):
         use_until_stopped(use)
     assert use([], 1) == "same"
 
@@ -124,15 +125,17 @@ def test_the_function_looks_as_before(function: Any) -> None:
 @pytest.mark.parametrize("kind", ["plain", "coroutine", "generator", "async-generator"])
 def test_a_decorated_function_can_end_with_its_stop(kind: str) -> None:
     """With ``on_stop="end"`` a stopped function gives None, or no further item."""
-    scope = guarded_run("ends", policy=Policy(Repeat(warn_after=1, refuse_after=0, stop_after=2)), on_stop="end")
+    scope = guarded_run(
+        "ends", policy=Policy(Repeat(warn_after=1, refuse_after=0, stop_after=2)), on_stop="end"
+    )
 
     @scope
     def plain() -> str:
-        return [search("x") for _ in range(5)][0]
+        return [search("x") for _ in range(5)][-1]
 
     @scope
     async def coroutine() -> str:
-        return [search("x") for _ in range(5)][0]
+        return [search("x") for _ in range(5)][-1]
 
     @scope
     def generator() -> Iterator[str]:
@@ -347,10 +350,8 @@ def test_an_agent_that_swallows_its_stop_is_ended_all_the_same() -> None:
     @guarded_run("swallows", policy=Policy(Repeat(warn_after=1, refuse_after=0, stop_after=2)))
     def agent() -> str:
         for _ in range(5):
-            try:
+            with contextlib.suppress(Exception):
                 search("x")
-            except Exception as error:
-                assert isinstance(error, LoopStopped)
         return "done"
 
     with pytest.raises(LoopStopped):

@@ -1,206 +1,400 @@
-"""Tools and errors that travel to other processes and back."""
+"""Processes: what an import starts, forks, spawned workers, and a store that is away."""
 
 from __future__ import annotations
 
-import multiprocessing
-import pickle
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import loopguard
 from loopguard import (
-    Action,
-    Finding,
-    LimitReached,
-    LimitRefused,
-    LoopDetected,
-    LoopguardError,
     LoopRefused,
-    LoopStopped,
-    PolicyError,
+    Policy,
     RunStopped,
-    StoreError,
+    Telemetry,
     ToolCallRefused,
-    TraceError,
+    configure,
+    flush,
     guarded_run,
     guarded_tool,
-    is_guarded,
 )
+from loopguard.run import _live
+from loopguard.telemetry.metrics import metrics
 
-FINDING = Finding("repeat", Action.STOP, "search", 3, 3, (1, 2, 3), 1, "search gave the same result 3 times")
-ERRORS: list[LoopguardError] = [
-    LoopguardError("text"),
-    ToolCallRefused("text", tool="search", _model_text="for the model"),
-    RunStopped("text", _model_text="for the model"),
-    LoopDetected("text", finding=FINDING),
-    LoopRefused("text", tool="search", finding=FINDING, _model_text="for the model"),
-    LoopStopped("text", finding=FINDING, _model_text="for the model"),
-    LimitReached("text", limit="calls", used=5, allowed=5),
-    LimitRefused("text", tool="search", limit="calls_per_tool[search]", used=2, allowed=2),
-    PolicyError("text"),
-    StoreError("text"),
-    TraceError("text"),
-]
+PACKAGE_PARENT = Path(loopguard.__file__).parents[1]
 
 
-@pytest.fixture(scope="module", params=["fork", "spawn"])
-def workers(request: pytest.FixtureRequest) -> Iterator[ProcessPoolExecutor]:
-    """A pool of one process, started in each way."""
-    if request.param not in multiprocessing.get_all_start_methods():
-        pytest.skip(f"no {request.param} here")
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(request.param)) as pool,
-    ):
-        patch.syspath_prepend(str(Path(__file__).parent))
-        yield pool
+def python(code: str, tmp_path: Path, timeout: float = 60, **variables: str) -> str:
+    """Run this code as a script of its own; returns what it printed."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(code), encoding="utf-8")
+    path = os.pathsep.join([str(PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", str(script)],
+        capture_output=True, text=True, timeout=timeout, check=False, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path, **variables},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-@pytest.fixture
-def tools(workers: ProcessPoolExecutor) -> Any:
-    """The module that worker processes import too."""
-    import tools_of_workers
-
-    return tools_of_workers
+# -- imports ----------------------------------------------------------------------------------------------------------
 
 
-def same(error: BaseException, other: BaseException) -> None:
-    """Assert that two errors say the same in every way."""
-    assert type(other) is type(error)
-    assert other.args == error.args
-    assert str(other) == str(error)
-    assert vars(other) == vars(error)
-    if isinstance(error, (ToolCallRefused, RunStopped)):
-        assert isinstance(other, type(error))
-        assert other.for_model() == error.for_model()
+@pytest.mark.scenario("ins-no-threads-at-import")
+def test_nothing_is_started(tmp_path: Path) -> None:
+    """Importing everything public, making guards and running them starts no thread and adds one fork hook per module."""
+    said = python(
+        """
+        import os, threading
+        hooks = []
+        real = os.register_at_fork
+        os.register_at_fork = lambda **given: (hooks.append(given), real(**given))
+        import loopguard
+        assert threading.active_count() == 1
+        for name in loopguard.__all__:
+            getattr(loopguard, name)
+        hooks = [one for one in hooks if "loopguard" in next(iter(one.values())).__module__]
+        assert len(hooks) <= 3, hooks
+
+        @loopguard.guarded_tool
+        def search(query):
+            return "same"
+
+        assert threading.active_count() == 1
+        for _ in range(20):
+            with loopguard.guarded_run("r", on_refuse="return"):
+                for _ in range(6):
+                    search("x")
+        mine = [one for one in hooks if "loopguard" in next(iter(one.values())).__module__]
+        assert len(mine) <= 3, mine
+        assert threading.active_count() == 1
+        print("fine")
+        """,
+        tmp_path,
+    )
+    assert said == "fine\n"
 
 
-# -- errors ---------------------------------------------------------------------------------------------------------
+class Slow(SpanExporter):
+    """Takes its time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def export(self, spans: Any) -> SpanExportResult:
+        time.sleep(self.seconds)
+        return SpanExportResult.SUCCESS
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_every_error_pickles(error: LoopguardError, protocol: int) -> None:
-    """With its facts and its notes, in every protocol."""
-    error.add_note("a note")
-    same(error, pickle.loads(pickle.dumps(error, protocol)))
-
-
-def test_every_error_is_in_the_list() -> None:
-    """The list above has all error classes of the package."""
-    public = {value for name in loopguard.__all__ if isinstance(value := getattr(loopguard, name), type)}
-
-    assert {type(error) for error in ERRORS} == {kind for kind in public if issubclass(kind, BaseException)}
-    assert {kind.__module__ for kind in public if issubclass(kind, BaseException)} == {"loopguard"}
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_every_error_comes_back_from_a_process(workers: ProcessPoolExecutor, tools: Any, error: Any) -> None:
-    """Sent there and back by the pool."""
-    same(error, workers.submit(tools.use, tools.use, str, error).exception() or error)
-    same(error, workers.submit(_same, error).result())
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-@pytest.mark.parametrize(
-    ("end", "kind", "text"),
-    [
-        ("refuse", LoopRefused, "search was not executed: the same call has given the same result 2 times"),
-        ("stop", LoopStopped, "run 'worker' was stopped: search gave the same result 2 times"),
-        ("limit", LimitReached, "run 'worker' was stopped: calls 2 of 2"),
-        ("tool-limit", LimitRefused, "search was not executed: its 2 calls in this run are used up"),
-        ("outside", RunStopped, "run 'worker' was stopped: enough"),
-    ],
-)
-def test_what_a_guard_raises_in_a_process_arrives_here(
-    workers: ProcessPoolExecutor, tools: Any, end: str, kind: type[LoopguardError], text: str
-) -> None:
-    """The error that a run over there raised comes back whole: class, sentence, text for the model, notes."""
-    error = workers.submit(tools.looping, end).exception()
-
-    assert type(error) is kind
-    assert str(error).startswith(text)
-    assert isinstance(error, (ToolCallRefused, RunStopped))
-    assert error.for_model()
-    assert any("loopguard: rule" in note for note in error.__notes__)
-    if isinstance(error, LoopDetected):
-        assert error.finding.tool == "search"
-        assert error.finding.run_name == "worker"
-
-
-# -- tools ----------------------------------------------------------------------------------------------------------
-
-TOOLS = {
-    "plain": ("search", ("x",), "found x"),
-    "options": ("with_options", ("x",), "read x"),
-    "class-method": ("Shelf.make", ("x",), "Shelf x"),
-    "class-method-inside": ("Shelf.make_inside", ("x",), "Shelf x"),
-    "static-method": ("Shelf.weigh", ("x",), "x g"),
-    "static-method-inside": ("Shelf.weigh_inside", ("x",), "x g"),
-}
-
-
-def named(tools: Any, name: str) -> Any:
-    """What stands under a dotted name."""
-    for part in name.split("."):
-        tools = getattr(tools, part)
-    return tools
-
-
-@pytest.mark.parametrize("how", ["as-function", "as-argument"])
-@pytest.mark.parametrize(("name", "args", "expected"), TOOLS.values(), ids=TOOLS)
-def test_a_guarded_tool_runs_in_a_process(
-    workers: ProcessPoolExecutor, tools: Any, name: str, args: tuple[str, ...], expected: str, how: str
-) -> None:
-    """Sent as the function or as an argument, it arrives guarded, by its name."""
-    tool = named(tools, name)
-    if how == "as-function":
-        assert workers.submit(tool, *args).result() == expected
-    else:
-        assert workers.submit(tools.use, tool, *args).result() == expected
-    assert workers.submit(is_guarded, tool).result()
-
-
-def test_a_bound_method_runs_in_a_process(workers: ProcessPoolExecutor, tools: Any) -> None:
-    """Its object travels with it; unbound, it is found by name."""
-    assert workers.submit(tools.Shelf("b").look, 3).result() == "bbb"
-    assert workers.submit(tools.Shelf.look, tools.Shelf("c"), 2).result() == "cc"
-
-
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_guarded_tool_pickles_to_itself(tools: Any, protocol: int) -> None:
-    """As functions do, of every kind."""
-    for tool in (tools.search, tools.with_options, tools.fetch, tools.lines):
-        assert pickle.loads(pickle.dumps(tool, protocol)) is tool
-    for name in ("Shelf.make", "Shelf.weigh", "Shelf.look", "Shelf.weigh_inside"):
-        again = pickle.loads(pickle.dumps(named(tools, name), protocol))
-        assert again == named(tools, name)
-        assert is_guarded(again)
-
-
-def test_a_local_tool_does_not_pickle_as_no_local_function_does() -> None:
-    """The error is the one that a bare function gives."""
+@pytest.mark.scenario("ins-no-threads-at-import")
+def test_flush_sends_what_waits() -> None:
+    """One call sends the spans that wait in a batch, as a worker does before it is recycled."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=60_000))
 
     @guarded_tool
-    def tool() -> None:
-        pass
+    def search(query: str) -> str:
+        return "same"
 
-    with pytest.raises((pickle.PicklingError, AttributeError)):
-        pickle.dumps(tool)
+    with configure(telemetry=Telemetry(tracer_provider=provider)):
+        with guarded_run("r"):
+            search("x")
+        assert not exporter.get_finished_spans()
+        assert flush(5.0) is True
+        assert [span.name.partition(" ")[0] for span in exporter.get_finished_spans()] == ["execute_tool"]
+    provider.shutdown()
 
 
-def test_a_run_does_not_follow_into_a_process(workers: ProcessPoolExecutor, tools: Any) -> None:
-    """A worker that was there before the run is outside it."""
-    workers.submit(tools.is_in_a_run).result()
-    with guarded_run("here") as run:
-        assert workers.submit(tools.is_in_a_run).result() is False
-        assert workers.submit(tools.search, "x").result() == "found x"
+@pytest.mark.scenario("ins-no-threads-at-import")
+def test_flush_keeps_to_its_time() -> None:
+    """An exporter that hangs delays the call by no more than the time-out, and is said to be late."""
+    provider = TracerProvider()
+    provider.add_span_processor(BatchSpanProcessor(Slow(1.5), schedule_delay_millis=60_000))
 
-    assert run.stats.calls == 0
+    @guarded_tool
+    def search(query: str) -> str:
+        return "same"
+
+    with configure(telemetry=Telemetry(tracer_provider=provider)):
+        with guarded_run("r"):
+            search("x")
+        start = time.perf_counter()
+        assert flush(0.2) is False
+        assert time.perf_counter() - start < 1.0
+    provider.shutdown()
+
+
+@pytest.mark.scenario("ins-no-threads-at-import")
+def test_flush_without_telemetry_is_done_at_once() -> None:
+    """With nothing to send there is nothing to wait for."""
+    start = time.perf_counter()
+    assert flush(5.0) is True
+    assert time.perf_counter() - start < 1.0
+
+
+# -- forks ------------------------------------------------------------------------------------------------------------
+
+_FORKS = """
+    import os, signal, sys, threading, time
+    from loopguard import Telemetry, configure, current_run, guarded_run, guarded_tool
+    from loopguard.telemetry.metrics import metrics
+
+    forks = int(os.environ["FORKS"])
+    if os.environ["SDK"] == "yes":
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+        from opentelemetry.sdk.trace import TracerProvider
+        reader = InMemoryMetricReader()
+        configure(telemetry=Telemetry(tracer_provider=TracerProvider(), meter_provider=MeterProvider([reader])))
+
+    @guarded_tool
+    def search(query):
+        return "same"
+
+    done = threading.Event()
+    calls = 0
+
+    def busy():
+        global calls
+        while not done.is_set():
+            with guarded_run("busy", on_refuse="return") as run:
+                for n in range(200):
+                    search(f"q{n % 50}")
+                    calls += 1
+                    if n % 20 == 0:
+                        configure(outside_run="ignore")
+                        metrics.series("loopguard.calls")
+
+    threads = [threading.Thread(target=busy, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    with guarded_run("parent") as parent:
+        search("x"), search("x")
+        for n in range(forks):
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(5)
+                try:
+                    # A documented copy: the child sees the parent's run as it was, and goes on alone.
+                    assert current_run().id == parent.id
+                    assert parent.stats.calls == 2 and len(parent.findings) == 0
+                    search("x")
+                    assert len(parent.findings) == 1
+                    with guarded_run("child") as run:
+                        assert run.stats.calls == 0
+                        for _ in range(3):
+                            search("x")
+                        assert run.stats.calls == 3 and len(run.findings) == 1
+                    assert metrics.live_runs() == 0
+                    os._exit(0)
+                except BaseException as error:
+                    sys.stderr.write(repr(error))
+                    os._exit(1)
+            _, status = os.waitpid(pid, 0)
+            assert status == 0, (n, status)
+        assert parent.stats.calls == 2 and not parent.findings
+        search("x")
+        assert len(parent.findings) == 1
+    before = calls
+    time.sleep(0.05)
+    assert calls > before
+    done.set()
+    for thread in threads:
+        thread.join()
+    print("fine")
+"""
+
+
+@pytest.mark.scenario("ins-fork-with-lock-held")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+@pytest.mark.parametrize("sdk", ["no", "yes"])
+def test_forks_while_locks_are_held(sdk: str, tmp_path: Path) -> None:
+    """Children that are forked while threads hold our locks never hang, and the parent does not notice."""
+    assert python(_FORKS, tmp_path, FORKS="25", SDK=sdk).endswith("fine\n")
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("ins-fork-with-lock-held")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+def test_two_hundred_forks_while_locks_are_held(tmp_path: Path) -> None:
+    """The same with 200 forks."""
+    assert python(_FORKS, tmp_path, timeout=300, FORKS="200", SDK="no").endswith("fine\n")
+
+
+@pytest.mark.scenario("ins-fork-with-lock-held")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+@pytest.mark.parametrize("lock", ["run._lock", "config._config.lock", "metrics._lock"])
+def test_a_fork_while_this_lock_is_held(lock: str, tmp_path: Path) -> None:
+    """Each lock of ours, held by another thread at the moment of the fork, is free in the child."""
+    said = python(
+        f"""
+        import os, signal, threading
+        from loopguard import config, configure, guarded_run, guarded_tool
+        from loopguard.telemetry.metrics import metrics
+
+        @guarded_tool
+        def search(query):
+            return "same"
+
+        held, done = threading.Event(), threading.Event()
+        with guarded_run("parent") as run:
+            search("x")
+
+            def hold():
+                with {lock}:
+                    held.set()
+                    done.wait()
+
+            thread = threading.Thread(target=hold)
+            thread.start()
+            held.wait()
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(5)
+                search("x")
+                run.stats
+                configure(outside_run="ignore")
+                with guarded_run("child", evidence="parent") as child:
+                    search("x")
+                    assert child.stats.calls == 3
+                    assert child._lock is run._lock
+                    if os.fork() == 0:
+                        assert child._lock is run._lock
+                        search("x")
+                        assert run.stats.calls == 4
+                        os._exit(0)
+                    assert os.wait()[1] == 0
+                os._exit(0)
+            _, status = os.waitpid(pid, 0)
+            done.set()
+            thread.join()
+        print(status)
+        """,
+        tmp_path,
+    )
+    assert said == "0\n"
+
+
+# -- workers ----------------------------------------------------------------------------------------------------------
+
+_WORKERS = """
+    import multiprocessing
+    import pickle
+    from concurrent.futures import ProcessPoolExecutor
+    from loopguard import LoopRefused, guarded_run, guarded_tool
+
+    @guarded_tool
+    def search(query):
+        return "same"
+
+    def work(run_id):
+        with guarded_run("worker", run_id=run_id) as run:
+            search("x"), search("x")
+            return run.id, run.stats.calls, run.max_operation_count(), len(run.findings)
+
+    def refuse(run_id):
+        with guarded_run("worker", run_id=run_id):
+            for _ in range(6):
+                search("x")
+
+    def call(tool, query):
+        with guarded_run("worker") as run:
+            tool(query)
+            return run.stats.calls
+
+    if __name__ == "__main__":
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(4, mp_context=context) as pool:
+            said = list(pool.map(work, ["shared-id"] * 4))
+            assert said == [("shared-id", 2, 2, 0)] * 4, said
+            # A decorated function goes to a worker, and an error of ours comes back whole.
+            assert pool.submit(call, search, "x").result() == 1
+            error = pool.submit(refuse, "shared-id").exception()
+            assert type(error) is LoopRefused, error
+            assert error.finding.run_id == "shared-id" and error.finding.repetitions == 5
+            assert "has been run 5 times" in error.for_model()
+            assert any("refuse_after=5" in note for note in error.__notes__)
+        print("fine")
+"""
+
+
+@pytest.mark.scenario("ins-spawned-worker-run")
+def test_spawned_workers_count_for_themselves(tmp_path: Path) -> None:
+    """Four spawned workers under one run id: without a shared store each sees its own two calls."""
+    assert python(_WORKERS, tmp_path, timeout=120) == "fine\n"
+
+
+@pytest.mark.scenario("ins-new-guard-keeps-shared-state")
+def test_constructing_changes_nothing() -> None:
+    """New guards, policies and scopes beside a stopped run write nothing; it stays stopped until it is lifted."""
+
+    def search(query: str) -> str:
+        return "same"
+
+    tool = guarded_tool(search)
+    with guarded_run("r", run_id="shared-id", on_stop="end") as run:
+        for _ in range(12):
+            try:
+                tool("x")
+            except (ToolCallRefused, RunStopped):
+                pass
+        assert run.stopped is not None
+        before = (len(_live), metrics.live_runs(), run.stats, run.findings, run.engine.operations())
+        again = guarded_tool(search)
+        guarded_run("r", run_id="shared-id")
+        Policy()
+        assert (len(_live), metrics.live_runs(), run.stats, run.findings, run.engine.operations()) == before
+        with pytest.raises(RunStopped):
+            again("x")
+        run.resume("looked at it")
+        assert again("x") == "same"
+
+
+@pytest.mark.scenario("ins-new-guard-keeps-shared-state")
+def test_constructing_touches_no_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With an address of a store configured, constructing opens no connection and writes no file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: pytest.fail("a connection was opened"))
+    with configure(store="redis://127.0.0.1:1/0"):
+        guarded_tool(lambda: "same")
+        guarded_run("r", run_id="shared-id")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.scenario("ins-store-down")
+@pytest.mark.parametrize("how", ["configure", "environment"])
+@pytest.mark.parametrize("address", ["redis://127.0.0.1:1/0", "redis://192.0.2.1:6379/0"], ids=["refused", "hangs"])
+def test_calls_go_on_while_a_store_is_away(how: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that cannot be reached delays nothing: calls are counted in the process."""
+    if how == "environment":
+        monkeypatch.setenv("LOOPGUARD_STORE", address)
+
+    @guarded_tool
+    def search(query: str) -> str:
+        return "same"
+
+    start = time.perf_counter()
+    with configure(store=address if how == "configure" else None), guarded_run("r") as run:
+        for _ in range(5):
+            search("x")
+        with pytest.raises(LoopRefused):
+            search("x")
+        for n in range(200):
+            search(f"q{n}")
+        assert run.stats.calls == 205
+    assert time.perf_counter() - start < 1.0
+    assert threading.active_count() < 20

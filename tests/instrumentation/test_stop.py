@@ -63,11 +63,9 @@ def test_a_swallowed_stop_sticks(fourth_stops: Policy) -> None:
         pytest.raises(LoopStopped) as left,
         guarded_run("swallowed", policy=fourth_stops, on_finding=told.append) as run,
     ):
-        for _ in range(4):
-            texts.append(framework(search, "x"))
+        texts += [framework(search, "x") for _ in range(4)]
         assert run.stopped is not None
-        for n in range(20):
-            texts.append(framework((search, other)[n % 2], str(n)))
+        texts += [framework((search, other)[n % 2], str(n)) for n in range(20)]
 
     assert ran == ["x"] * 3
     assert texts[:3] == ["nothing new"] * 3
@@ -141,10 +139,13 @@ def test_a_block_can_end_with_its_stop(fourth_stops: Policy, how: str, swallowed
 def test_a_stop_of_an_inner_run_is_not_swallowed_by_the_outer_block(fourth_stops: Policy) -> None:
     """``on_stop="end"`` swallows the block's own stop only."""
     tool = guarded_tool(lambda query: "same")
-    with pytest.raises(LoopStopped), guarded_run("outer", on_stop="end") as outer:
-        with guarded_run("inner", policy=fourth_stops) as inner:
-            for _ in range(4):
-                tool("x")
+    with (
+        pytest.raises(LoopStopped),
+        guarded_run("outer", on_stop="end") as outer,
+        guarded_run("inner", policy=fourth_stops) as inner,
+    ):
+        for _ in range(4):
+            tool("x")
 
     assert outer.stopped is None
     assert inner.stopped is not None
@@ -345,7 +346,9 @@ KINDS = ["plain", "coroutine", "generator", "async-generator"]
 
 
 @pytest.mark.scenario("ins-foreign-control-flow-passes")
-@pytest.mark.parametrize("error", [Interrupt("ask"), BaseInterrupt("ask")], ids=["exception", "base-exception"])
+@pytest.mark.parametrize(
+    "error", [Interrupt("ask"), BaseInterrupt("ask")], ids=["exception", "base-exception"]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_control_flow_of_a_framework_passes(kind: str, error: BaseException) -> None:
     """The very object arrives each time; it is no failure, no repetition, and nothing is refused."""

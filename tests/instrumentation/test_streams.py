@@ -58,7 +58,9 @@ class Response:
     ],
     ids=["generator", "iterator", "map", "zip", "text-file", "bytes-file", "response"],
 )
-def test_all_of_an_argument_arrives(make: Callable[[], Any], read: Callable[[Any], Any], spelled: str) -> None:
+def test_all_of_an_argument_arrives(
+    make: Callable[[], Any], read: Callable[[Any], Any], spelled: str
+) -> None:
     """However it is passed, the tool gets every item, and nothing was read before."""
 
     @guarded_tool
@@ -153,7 +155,15 @@ def test_a_primary_key_tells_calls_with_iterators_apart(three: Any) -> None:
         (lambda: {"body": Response()}, lambda result: result["body"].read(), "body"),
         (lambda: [numbers()], lambda result: list(result[0]), [1, 2, 3]),
     ],
-    ids=["generator", "iterator", "text-file", "bytes-file", "response", "response-in-dict", "generator-in-list"],
+    ids=[
+        "generator",
+        "iterator",
+        "text-file",
+        "bytes-file",
+        "response",
+        "response-in-dict",
+        "generator-in-list",
+    ],
 )
 def test_a_result_that_is_read_once_is_not_read(
     three: Any, make: Callable[[], Any], read: Callable[[Any], Any], content: Any
