@@ -64,6 +64,8 @@ class Call:
             return self
         self.seq = seq
         if self.id is not None and seq:
+            if run.report.call_ids is None:
+                run.report.call_ids = {}
             run.report.call_ids[seq] = self.id
         if run.spans is not None and seq:
             if run.spans.captures != "none":
@@ -112,7 +114,8 @@ class Call:
         self._end_span(error)
 
     def _end_span(self, error: BaseException | None, result: Any = None) -> None:
-        self.run.report.call_ids.pop(self.seq, None)
+        if self.run.report.call_ids:
+            self.run.report.call_ids.pop(self.seq, None)
         if self._handle is not None and self.run.spans is not None:
             self.run.spans.end(self._handle, error, result=result)
 

@@ -177,9 +177,11 @@ class Engine(Ladder):
         if round_ == self.round:
             self.joinable = False
         kind = entry.kind
-        if status == 4 or kind == 5:
-            return self._no_operation(entry, status)
-        outcome = self._failed(entry, raw, template, error_class) if status else raw
+        outcome = raw
+        if status or kind == 5:
+            if status == 4 or kind == 5:
+                return self._no_operation(entry, status)
+            outcome = self._failed(entry, raw, template, error_class)
 
         # -- the shared index --
         n = self.n + 1
@@ -225,16 +227,12 @@ class Engine(Ladder):
                 entry.ops = [old] if free and entry.ops is None else entry.ops if free else None
             else:
                 self._append(entry, old, op)
-        if kind == 0:
-            if self.unknown_key != entry.key:
-                if not free:
-                    self.unknown_other_n = self.unknown_n
-                    self.unknown_key = entry.key
-                    self.unknown_n = n
-            elif not free:
-                self.unknown_n = n
-        elif kind == 3 and not free:
-            self.last_poll = n
+        if kind == 0 and not free:
+            entry.unknowns = self.unknowns = self.unknowns + 1
+        elif not free:
+            entry.unknowns = self.unknowns
+            if kind == 3:
+                self.last_poll = n
         if self.keeps:
             armed |= self._keep(entry, op)
 
@@ -273,8 +271,7 @@ class Engine(Ladder):
             entry.compaction = self.compactions
             return armed
         entry.flips = False
-        other = self.unknown_n if self.unknown_key != entry.key else self.unknown_other_n
-        if other > old.n:
+        if self.unknowns > entry.unknowns:
             entry.mixed_at = n
         if entry.compaction != self.compactions:
             # A free repetition is no evidence: it takes no place in the row, and no rule speaks because of it.

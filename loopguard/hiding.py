@@ -35,7 +35,7 @@ def secrets_of(named: Mapping[str, Any], declared: frozenset[str]) -> list[str] 
     """
     found: list[str] = []
     for name in declared:
-        value = named.get(name)
+        value: Any = named.get(name)
         if hasattr(type(value), "get_secret_value"):
             value = value.get_secret_value()
         if isinstance(value, bytes):
@@ -51,8 +51,8 @@ def secrets_of(named: Mapping[str, Any], declared: frozenset[str]) -> list[str] 
 
 def without_secrets(text: str, secrets: Iterable[str]) -> str:
     """The text with every secret replaced by `HIDDEN`, also escaped, and also where the text was cut inside one."""
-    for secret in sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True):
-        text = _replaced(text, secret)
+    for form in sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True):
+        text = _replaced(text, form)
     return text
 
 
@@ -99,7 +99,9 @@ def _wrapped(values: Iterable[Any]) -> list[str]:
                 return found
             if hasattr(type(value), "get_secret_value"):
                 inner = value.get_secret_value()
-                found.append(inner.decode("utf-8", "backslashreplace") if isinstance(inner, bytes) else str(inner))
+                found.append(
+                    inner.decode("utf-8", "backslashreplace") if isinstance(inner, bytes) else str(inner)
+                )
             elif isinstance(value, Mapping):
                 following += value.values()
             elif isinstance(value, (list, tuple, set, frozenset)):

@@ -69,16 +69,18 @@ class Entry(msgspec.Struct, gc=False):
     row: Row
     kind: int
     target: int
+    #: Admitted calls without an outcome yet.
+    flight: int = 0
     #: The last operation of this call.
     op: Operation | None = None
     #: The operations of its row of equal outcomes, oldest first; None where the last one stands alone.
     ops: list[Operation] | None = None
-    #: Admitted calls without an outcome yet.
-    flight: int = 0
     #: The last two outcomes differed.
     flips: bool = False
     #: ``n`` of the latest match before which another call of unknown kind was executed.
     mixed_at: int = -1
+    #: How many operations of unknown kind there were up to the last one of this call.
+    unknowns: int = 0
     #: The compaction after which this call used its free repetition.
     compaction: int = 0
 
@@ -107,9 +109,7 @@ class Index:
         "rows",
         "seen",
         "sweep_at",
-        "unknown_key",
-        "unknown_n",
-        "unknown_other_n",
+        "unknowns",
         "window",
     )
 
@@ -144,10 +144,8 @@ class Index:
         #: Edits of this target up to this operation are forgotten (a recoverable error).
         self.cleared: dict[int, int] = {}
         self.last_poll = 0
-        #: The last operation of unknown kind, and the last one of a call other than that.
-        self.unknown_key = 0
-        self.unknown_n = 0
-        self.unknown_other_n = 0
+        #: Operations of unknown kind so far.
+        self.unknowns = 0
 
     # -- what rules read --------------------------------------------------------------------------------------------
 

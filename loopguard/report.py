@@ -99,7 +99,7 @@ class Reporter:
         #: Calls that observe mode let through and whose outcome turned out new, by rule.
         self.false_refusals: dict[str, int] = {}
         #: The model's ids of the calls in flight, where they were given.
-        self.call_ids: dict[int, str] = {}
+        self.call_ids: dict[int, str] | None = None
         self.nudged = 0
         #: The span that was current when the run opened.
         self.parent_span: Any = None
@@ -212,7 +212,7 @@ class Reporter:
         """The sentence for the model."""
         excerpt = guard.without_secrets(self.run.excerpt(seq), args, kwargs)
         text = wording.nudge_text(finding, guard.target(args, kwargs), excerpt, guard.suggestion(args, kwargs))
-        return Nudge(text, finding.tool, self.call_ids.get(seq), finding)
+        return Nudge(text, finding.tool, (self.call_ids or {}).get(seq), finding)
 
     def delivered(self, rule: str, key: int) -> None:
         """A nudge reached the model: from now on watch whether it is heeded."""

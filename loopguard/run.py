@@ -25,6 +25,7 @@ from loopguard.errors import RunStopped, ToolCallRefused
 from loopguard.canonical import SCALARS
 from loopguard.fingerprint import arguments, digest, dumps, text_digest
 from loopguard.guard import Guard, Outcome
+from loopguard.masking import volatile
 from loopguard.outcome import HEADS
 from loopguard.policy import Mode, Plan, Policy
 from loopguard.records import Action, Finding, Hit, LoopStatus, Operation, Status
@@ -276,7 +277,7 @@ class Run:
                 self._excerpts[seq & 31] = result if len(result) <= EXCERPT_SIZE else result[:EXCERPT_SIZE]
                 call = engine.open.pop(seq, None)
                 before = call[0].op if call is not None else None
-                if before is None or before.outcome == raw or before.status:
+                if before is None or before.outcome == raw or before.status or not volatile(result):
                     outcome: Outcome = (0, raw)
                 else:
                     outcome = (0, raw, 0, *guard.masked(self, before, result))

@@ -38,9 +38,7 @@ _COUNTERS = (
     "sweep_at",
     "compactions",
     "last_poll",
-    "unknown_key",
-    "unknown_n",
-    "unknown_other_n",
+    "unknowns",
     "seq",
     "round",
     "calls",
@@ -50,7 +48,7 @@ _COUNTERS = (
 )
 _FLAGS = ("joinable", "limit_due", "limit_warned", "watchful")
 _LEDGER = ("key", "outcome", "n", "warned", "allowed", "refused", "round", "last_seq", "told")
-_ENTRY = ("kind", "target", "flight", "flips", "mixed_at", "compaction")
+_ENTRY = ("kind", "target", "flight", "flips", "mixed_at", "compaction", "unknowns")
 _ROW = ("last", "calls", "below", "refused")
 
 
@@ -277,6 +275,7 @@ class _Reader:
         entry.ops = None if ops is None else [self.ops[n] for n in ops]
         entry.flight, entry.flips = numbers["flight"], bool(numbers["flips"])
         entry.mixed_at, entry.compaction = numbers["mixed_at"], numbers["compaction"]
+        entry.unknowns = numbers["unknowns"]
         return entry
 
     def call(self, plain: Any) -> tuple[int, tuple[Entry, Bound, int, float | None]]:

@@ -39,8 +39,6 @@ from loopguard.testing import (
     fake_clock,
 )
 
-pytest_plugins = ["pytester"]
-
 PACKAGE_PARENT = Path(loopguard.__file__).parents[1]
 #: Where loopguard is not installed but on the path, pytest has to be told of its plugin.
 PLUGIN = (
@@ -48,6 +46,7 @@ PLUGIN = (
     if any(e.value == "loopguard.pytest_plugin" for e in importlib.metadata.entry_points(group="pytest11"))
     else ["-p", "loopguard.pytest_plugin"]
 )
+pytest_plugins = ["pytester", *PLUGIN[1:]]
 
 
 @guarded_tool

@@ -122,7 +122,9 @@ def repetitions(*errors: Exception, calls: int | None = None) -> int:
         for error in errors:
             with pytest.raises(type(error)):
                 check("a")
-        evidence = [e for rule in run.policy.rules if rule.name == "failing" for e in rule.scan(run.engine, None)]
+        evidence = [
+            e for rule in run.policy.rules if rule.name == "failing" for e in rule.scan(run.engine, None)
+        ]
     return max((e.done for e in evidence), default=0)
 
 
@@ -156,7 +158,7 @@ def test_the_type_of_an_error_counts() -> None:
 
 @pytest.mark.scenario("ins-error-identity-stable")
 def test_numbers_that_carry_meaning_count() -> None:
-    """"3 failed" is not "2 failed": the agent gets on."""
+    """An error that says "3 failed" is not one that says "2 failed": the agent gets on."""
     texts = ("3 failed, 1 passed", "2 failed, 2 passed", "1 failed, 3 passed")
     assert repetitions(*map(AssertionError, texts)) == 1
     assert repetitions(*map(AssertionError, [texts[0]] * 3)) == 3

@@ -22,7 +22,6 @@ from loopguard import Ignored, LoopRefused, guarded_run, guarded_tool
 # -- helpers ----------------------------------------------------------------------------------------------------------
 
 
-
 def same_call(*values: Any) -> list[bool]:
     """For each value after the first: is ``f(value)`` the same call as ``f(first)``?"""
 
@@ -86,14 +85,18 @@ def test_equal_numbers_are_one_value(same: Callable[..., list[bool]], first: Any
     list(combinations([1, True, "1", b"1", Decimal(1), 1.5, 10**30, "1.0", 1 + 0j, None, Fraction(1)], 2)),
     ids=repr,
 )
-def test_other_forms_of_one_are_other_values(same: Callable[..., list[bool]], first: Any, second: Any) -> None:
+def test_other_forms_of_one_are_other_values(
+    same: Callable[..., list[bool]], first: Any, second: Any
+) -> None:
     """True, text, bytes, Decimal and complex are not the number 1, nor one another."""
     assert same(first, second) == [False]
     assert same(first, first) == [True]
 
 
 @pytest.mark.scenario("ins-number-and-bool-forms")
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 10**400, -(2**70), 5e-324, 1.7e308])
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), float("-inf"), 10**400, -(2**70), 5e-324, 1.7e308]
+)
 def test_numbers_at_the_edge(value: Any) -> None:
     """NaN, the infinities and numbers of any size have a form of their own and never overflow."""
     assert same_call(value, value, None, 0, "nan") == [True, False, False, False]
@@ -180,7 +183,14 @@ def test_values_of_any_type(name: str) -> None:
 @pytest.mark.scenario("ins-any-type-arguments")
 def test_values_of_different_types_differ() -> None:
     """No value of one type passes for a value of another."""
-    made = [value() for value, _ in VALUES.values()] + ["a/b", str(uuid.UUID(int=1)), "2026-01-02", 1, "ab", None]
+    made = [value() for value, _ in VALUES.values()] + [
+        "a/b",
+        str(uuid.UUID(int=1)),
+        "2026-01-02",
+        1,
+        "ab",
+        None,
+    ]
     for first, second in combinations(made, 2):
         assert same_call(first, second) == [False], (first, second)
 
@@ -229,7 +239,7 @@ def _deep() -> list[Any]:
 
 
 ODD: dict[str, Callable[[], Any]] = {
-    "lambda": lambda: (lambda: None),
+    "lambda": lambda: lambda: None,
     "object": object,
     "hostile": Hostile,
     "cycle": _cycle,

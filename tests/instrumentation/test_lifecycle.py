@@ -426,7 +426,9 @@ def test_each_level_is_told_once_everywhere(caplog: pytest.LogCaptureFixture) ->
         assert heard == list(run.findings)
         assert run.stats.refused == 15
     # What the model sees.
-    assert [n for n, result in enumerate(results, 1) if "has now returned the same result 3 times" in result] == [3]
+    assert [
+        n for n, result in enumerate(results, 1) if "has now returned the same result 3 times" in result
+    ] == [3]
     # The log, in order.
     lines = [record for record in caplog.records if hasattr(record, "loopguard_action")]
     assert [record.loopguard_action for record in lines] == levels
@@ -467,7 +469,10 @@ def test_each_pattern_has_its_own_levels() -> None:
         for path in ("a", "b"):
             assert agent(8, lambda path=path: read(path)) == ["ok"] * 5 + ["refused"] * 3  # type: ignore[misc]
         assert [(str(finding.action), finding.first_seq) for finding in run.findings] == [
-            ("warn", 1), ("refuse", 1), ("warn", 9), ("refuse", 9),
+            ("warn", 1),
+            ("refuse", 1),
+            ("warn", 9),
+            ("refuse", 9),
         ]
 
 

@@ -61,11 +61,15 @@ def agent(call: Callable[[], Any], times: int) -> list[str]:
 
 def huge(size: int) -> dict[str, list[str]]:
     """Texts of this many characters: equal ones, and ones that differ in a single character."""
-    whole = "x" * size
+    whole, half = "x" * size, size // 2
     return {
         "equal": [whole, whole[:-1] + "x", "x" * size],
         "last": [whole, whole[:-1] + "y", whole[:-1] + "z"],
-        "middle": [whole, whole[: size // 2] + "y" + whole[size // 2 + 1 :], whole[: size // 2 - 1] + "y" + "x" * (size // 2)],
+        "middle": [
+            whole,
+            whole[:half] + "y" + whole[half + 1 :],
+            whole[: half - 1] + "y" + "x" * (size - half),
+        ],
     }
 
 
@@ -301,7 +305,9 @@ async def test_a_batch_of_failures_is_not_a_loop() -> None:
         raise ConnectionRefusedError("connection refused")
 
     with guarded_run("r") as run:
-        results = await asyncio.gather(*(fetch(f"https://host/{n}") for n in range(10)), return_exceptions=True)
+        results = await asyncio.gather(
+            *(fetch(f"https://host/{n}") for n in range(10)), return_exceptions=True
+        )
         assert len(executed) == 10
         assert {type(result) for result in results} == {ConnectionRefusedError}
         assert len(run.findings) <= 1
@@ -401,7 +407,9 @@ async def test_concurrent_calls_count_towards_a_refusal_only() -> None:
                 await build("app")
         assert run.stopped is None
         assert [finding.action for finding in run.findings] == ["refuse"]
-        assert str(refused.value).rpartition(".")[2] == "build was not executed: the same call is still running"
+        assert (
+            str(refused.value).rpartition(".")[2] == "build was not executed: the same call is still running"
+        )
         assert "0 times" not in refused.value.for_model()
         assert "still running" in refused.value.for_model()
         finished.set()
@@ -462,7 +470,9 @@ async def test_concurrent_samples_and_polls_do_not_count() -> None:
 # -- thresholds -------------------------------------------------------------------------------------------------------
 
 
-def ladder(warn: int | None, refuse: int | None, stop: int | None, attempts: int) -> tuple[list[str], list[Any]]:
+def ladder(
+    warn: int | None, refuse: int | None, stop: int | None, attempts: int
+) -> tuple[list[str], list[Any]]:
     """What becomes of equal calls under these rungs: each attempt, and (action, executed calls) of each finding."""
     rungs = {"warn_after": warn, "refuse_after": refuse, "stop_after": stop}
     executed = []
@@ -545,7 +555,7 @@ def test_every_combination_of_small_rungs(warn: int, refuse: int, stop: int) -> 
             done += 1
     said, found = ladder(warn, refuse, stop, 12)
     assert said == expected
-    counted = {action: attempt for action, attempt in found}
+    counted = dict(found)
     assert len(counted) == len(found)
     assert counted.get("warn") == (warn if warn and done >= warn else None)
     assert counted.get("refuse") == (expected.index("refused") + 1 if "refused" in expected else None)
@@ -577,7 +587,11 @@ def test_rungs_out_of_order_are_refused() -> None:
     for rungs in ({"warn_after": 6}, {"refuse_after": 11}, {"warn_after": 4, "refuse_after": 3}):
         with pytest.raises(PolicyError, match="out of order"):
             Policy(Repeat(**rungs))
-    for rungs in ({"warn_after": 4, "refuse_after": 3}, {"refuse_after": 4, "stop_after": 3}, {"warn_after": 7}):
+    for rungs in (
+        {"warn_after": 4, "refuse_after": 3},
+        {"refuse_after": 4, "stop_after": 3},
+        {"warn_after": 7},
+    ):
         with pytest.raises(PolicyError):
             guarded_tool(**rungs)(lambda: None)
 

@@ -64,7 +64,9 @@ class Sinks:
         """Something was said here."""
         self.said.setdefault(sink, []).extend(map(str, texts))
 
-    def drive(self, call: Callable[[], Any], tool_error: type[Exception] = ValueError, **options: Any) -> None:
+    def drive(
+        self, call: Callable[[], Any], tool_error: type[Exception] = ValueError, **options: Any
+    ) -> None:
         """An agent that never learns: warned, refused and stopped, with everything listened to."""
 
         class Observer:
@@ -100,7 +102,13 @@ class Sinks:
     def collect(self) -> dict[str, list[str]]:
         """Everything outside the texts for the model."""
         for span in self.exporter.get_finished_spans():
-            self.note("span", span.to_json(), repr(span.events), repr(span.status), repr(dict(span.attributes or {})))
+            self.note(
+                "span",
+                span.to_json(),
+                repr(span.events),
+                repr(span.status),
+                repr(dict(span.attributes or {})),
+            )
         data = self.reader.get_metrics_data()
         self.note("metric", data.to_json() if data is not None else "")
         for record in self.caplog.records:
@@ -130,7 +138,9 @@ def forms(secret: str) -> list[str]:
     data = [secret.encode(), b'"' + secret.encode() + b'"']
     found = [secret]
     for raw in data:
-        found += [getattr(hashlib, name)(raw).hexdigest()[:16] for name in ("md5", "sha1", "sha256", "blake2b")]
+        found += [
+            getattr(hashlib, name)(raw).hexdigest()[:16] for name in ("md5", "sha1", "sha256", "blake2b")
+        ]
         found += [hashlib.blake2b(raw, digest_size=size).hexdigest() for size in (4, 8, 16, 32)]
         found += [xxhash.xxh3_64_hexdigest(raw), str(xxhash.xxh3_64_intdigest(raw))]
         found += [xxhash.xxh64_hexdigest(raw), xxhash.xxh32_hexdigest(raw)]
@@ -162,7 +172,9 @@ def assert_hidden_from_all(sinks: Sinks, *secrets: str) -> None:
 
 
 @pytest.mark.scenario("ins-secrets-every-sink")
-@pytest.mark.parametrize("secret", [TOKEN, LONG, "ä-geheim-é\n7", "7391"], ids=["token", "long", "unicode", "short"])
+@pytest.mark.parametrize(
+    "secret", [TOKEN, LONG, "ä-geheim-é\n7", "7391"], ids=["token", "long", "unicode", "short"]
+)
 def test_a_marked_secret_is_nowhere(sinks: Sinks, secret: str) -> None:
     """A ``Secret`` argument that the tool echoes in its result leaves the process nowhere, the model included."""
 
@@ -232,7 +244,7 @@ def test_a_secret_str_inside_a_model_is_nowhere(sinks: Sinks) -> None:
     def enter(login: Login, more: list[SecretStr]) -> str:
         return f"{login.password.get_secret_value()} and {more[0].get_secret_value()} are wrong"
 
-    other = "-".join(("other", "secret", "1"))  # not in the source line that a traceback shows
+    other = f"other-secret-{6 // 6}"  # not in the source line that a traceback shows
     sinks.drive(lambda: enter(Login(user="a", password=SecretStr(TOKEN)), [SecretStr(other)]))
     assert_hidden_from_all(sinks, TOKEN, other)
 
@@ -318,7 +330,9 @@ def test_a_secret_of_a_tool_by_name_is_nowhere(sinks: Sinks) -> None:
     """Through ``run.call`` the table of the tool says what is secret."""
 
     def ask() -> None:
-        with current_run().call("http", {"url": "x", "api_key": TOKEN, "headers": {"Authorization": TOKEN}}) as call:
+        with current_run().call(
+            "http", {"url": "x", "api_key": TOKEN, "headers": {"Authorization": TOKEN}}
+        ) as call:
             if not call.instead:
                 call.result = f"denied for {TOKEN}"
 
@@ -359,7 +373,11 @@ def test_the_digest_of_a_secret_is_salted() -> None:
 # -- what nobody declared ---------------------------------------------------------------------------------------------
 
 
-NESTED = {"api_key": TOKEN, "deep": [{"password": "pass-word-1!"}], "headers": {"Authorization": "Bearer abc.def"}}
+NESTED = {
+    "api_key": TOKEN,
+    "deep": [{"password": "pass-word-1!"}],
+    "headers": {"Authorization": "Bearer abc.def"},
+}
 NESTED_SECRETS = (TOKEN, "pass-word-1!", "Bearer abc.def")
 
 
@@ -371,7 +389,7 @@ def test_undeclared_arguments_are_in_no_sink(sinks: Sinks) -> None:
     def post(body: dict[str, Any], text: str, token: str) -> str:
         return "denied"
 
-    bare = "-".join(("bare", "token", "77"))  # not in the source line that a traceback shows
+    bare = f"bare-token-{70 + 7}"  # not in the source line that a traceback shows
     sinks.drive(lambda: post(NESTED, f"use {TOKEN} please", bare))
     assert_hidden_from_all(sinks, *NESTED_SECRETS, bare)
 
@@ -478,7 +496,9 @@ def test_a_call_outside_a_run_tells_no_argument(sinks: Sinks) -> None:
 @pytest.mark.parametrize("capture", ["key", "content"])
 @pytest.mark.parametrize("raises", [True, False], ids=["raised", "returned"])
 @pytest.mark.parametrize("secret", [TOKEN, LONG], ids=["token", "long"])
-def test_capture_never_exports_a_declared_secret(sinks: Sinks, capture: Any, raises: bool, secret: str) -> None:
+def test_capture_never_exports_a_declared_secret(
+    sinks: Sinks, capture: Any, raises: bool, secret: str
+) -> None:
     """With ``capture`` on, keys, results and error texts are exported without the declared secrets."""
 
     @guarded_tool
