@@ -277,7 +277,13 @@ class Run:
                 self._excerpts[seq & 31] = result if len(result) <= EXCERPT_SIZE else result[:EXCERPT_SIZE]
                 call = engine.open.pop(seq, None)
                 before = call[0].op if call is not None else None
-                if before is None or before.outcome == raw or before.status or not volatile(result):
+                if (
+                    before is None
+                    or before.outcome == raw
+                    or before.status
+                    or len(result) >= EXCERPT_SIZE
+                    or not volatile(result)
+                ):
                     outcome: Outcome = (0, raw)
                 else:
                     outcome = (0, raw, 0, *guard.masked(self, before, result))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import pickle
@@ -583,3 +584,62 @@ def test_operations_hold_digests_only() -> None:
         kept = repr(run.engine.operations()) + repr(run.check_loop())
     assert "private" not in kept
     assert "content" not in kept
+
+
+# -- whose excerpt ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.scenario("ins-secrets-every-sink")
+@pytest.mark.asyncio
+async def test_a_late_result_is_not_quoted_as_another_calls() -> None:
+    """A slow call that ends while another one repeats itself: the model is shown what its own call gave."""
+    finished = asyncio.Event()
+
+    @guarded_tool(kind="read")
+    async def slow(token: Annotated[str, Secret]) -> str:
+        await finished.wait()
+        return f"slow result for {token}"
+
+    @guarded_tool(kind="read")
+    async def quick(n: int) -> str:
+        return "quick result" if n < 0 else f"quick result {n}"
+
+    with guarded_run("r"):
+        job = asyncio.create_task(slow(TOKEN))
+        await asyncio.sleep(0)
+        for n in range(27):
+            await quick(n)
+        for _ in range(5):
+            await quick(-1)
+        finished.set()
+        await job
+        with pytest.raises(ToolCallRefused) as refused:
+            await quick(-1)
+    assert TOKEN not in refused.value.for_model()
+    assert "slow result" not in refused.value.for_model()
+
+
+@pytest.mark.scenario("ins-secrets-every-sink")
+def test_a_run_that_counts_with_another_quotes_its_own() -> None:
+    """With ``evidence="parent"`` the calls of two runs have one row of numbers; texts are not mixed up."""
+
+    @guarded_tool(kind="read")
+    def login(token: Annotated[str, Secret], n: int) -> str:
+        return f"welcome {token} {n}"
+
+    @guarded_tool(kind="read")
+    def read(n: int) -> str:
+        return "content" if n < 0 else f"content {n}"
+
+    with guarded_run("parent"):
+        for n in range(5):
+            login(TOKEN, n)
+        with guarded_run("child", evidence="parent"):
+            for n in range(27):
+                read(n)
+            for _ in range(5):
+                read(-1)
+        with pytest.raises(ToolCallRefused) as refused:
+            read(-1)
+    assert TOKEN not in refused.value.for_model()
+    assert "welcome" not in refused.value.for_model()
