@@ -24,9 +24,9 @@ def table(quick: bool) -> str:
     for scope in scopes:
         runs.append(scope.__enter__())
         # Each is left as the current one's parent otherwise, and 10,000 runs deep is no use anybody has.
-        from loopguard.run import _current
+        from loopguard.context import current
 
-        _current.set(None)
+        current.set(None)
     gc.collect()
     fresh = (tracemalloc.get_traced_memory()[0] - before) / live
     some = runs[: 20 if quick else 50]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from loopguard.context import Instead
 from loopguard.errors import LoopguardError
 from loopguard.guard import ByName, guard_for
 from loopguard.outcome import classify
-from loopguard.outside import outside_run
-from loopguard.run import Instead, Run
+from loopguard.outside import Traced, outside_run
 from loopguard.telemetry.metrics import metrics
+
+if TYPE_CHECKING:
+    from loopguard.run import Run
 
 #: The block of ``run.call`` around this code, so that a guarded tool inside knows that it is that call.
 _around: contextvars.ContextVar[Call | None] = contextvars.ContextVar("loopguard_call", default=None)
@@ -54,7 +57,7 @@ class Call:
         run = self.run
         if run.closed:
             around = outside_run(self._guard, run)
-            if not isinstance(around, Run):
+            if around is None or isinstance(around, Traced):
                 return self
             run = self.run = around
         seq = run.admit(self._guard, self._args, {}, self.id)
@@ -123,6 +126,7 @@ class Call:
         self.begin()
         self._before = _around.get()
         self.run.dispatching += 1
+        self.run.set_direct()
         _around.set(self)
         return self
 
@@ -133,6 +137,7 @@ class Call:
             _around.set(self._before)
         self._before = None
         self.run.dispatching -= 1
+        self.run.set_direct()
         if error is None:
             self.finish(self.result)
         elif isinstance(error, asyncio.CancelledError):

@@ -192,7 +192,13 @@ class Engine(Ladder):
         soft = free = False
         armed = 16  # Trigger.ANY
         if old is not None:
-            armed = self._compare(entry, old, n, status, outcome, masked, prev_masked)
+            if outcome != old.outcome and not masked:
+                armed = 18 if old.n > n - self.window else 16  # ANY | SAME_CALL
+                entry.flips += 1
+                entry.mixed_at = -1
+                entry.compaction = self.compactions
+            else:
+                armed = self._compare(entry, old, n, status, outcome, masked, prev_masked)
             if armed >= _SOFT:
                 armed -= _SOFT
                 soft = True
@@ -266,17 +272,17 @@ class Engine(Ladder):
                 # It takes the digest of the row, so that all of a row are equal.
                 armed = 19 + _SOFT
         if armed < 19:
-            entry.flips = True
+            entry.flips += 1
             entry.mixed_at = -1
             entry.compaction = self.compactions
             return armed
-        entry.flips = False
-        if self.unknowns > entry.unknowns:
-            entry.mixed_at = n
+        entry.flips = 0
         if entry.compaction != self.compactions:
             # A free repetition is no evidence: it takes no place in the row, and no rule speaks because of it.
             entry.compaction = self.compactions
-            armed += _FREE - 1
+            return armed + _FREE - 1
+        if self.unknowns > entry.unknowns:
+            entry.mixed_at = n
         return armed
 
     def _keep(self, entry: Entry, op: Operation) -> int:

@@ -33,6 +33,7 @@ from loopguard.signature import ToolSpec, is_recoverable
 from loopguard.telemetry.capture import as_json
 
 if TYPE_CHECKING:
+    from loopguard.index import Entry
     from loopguard.policy import Policy
     from loopguard.run import Run
 
@@ -42,6 +43,8 @@ Kwargs = Mapping[str, Any]
 Outcome = tuple[Any, ...]
 #: Text of more characters is not compared with volatile text taken out, unless the tool declares ``volatile``.
 MASKED_TEXT = 16_384
+#: Characters of a text that are kept: a longer one cannot be compared later.
+EXCERPT = 511
 _TARGET_SIZE = 200
 # What the canonical form has for a wrapped secret.
 _WRAPPED = re.compile(rb"!secret\(([0-9a-f]{32})\)")
@@ -224,7 +227,7 @@ class Guard:
             return 0, 0
         last = run.excerpt(before.seq)
         # An excerpt that was cut says nothing about the rest.
-        if not last or len(last) > 511 or len(result) > 511:
+        if not last or len(last) > EXCERPT or len(result) > EXCERPT:
             return 0, 0
         return self._digest_masked(result, run.seed), self._digest_masked(last, run.seed)
 
@@ -325,6 +328,15 @@ class Guard:
             shown = {name: HIDDEN if name in self.spec.secret else value for name, value in named.items()}
             return self.without_secrets(as_json(shown), args, kwargs)
         return None
+
+
+def worth_masking(entry: Entry, seq: int, result: str) -> bool:
+    """Whether a text that differs from the last one of its call is compared once more, without what is volatile.
+
+    A call whose answers did change three times in a row is looked at every fourth time only: most of them are polls
+    and counters, and looking costs as much as all the rest.
+    """
+    return (entry.flips < 3 or not seq & 3) and len(result) <= EXCERPT and volatile(result)
 
 
 class Stream:

@@ -75,8 +75,8 @@ class Entry(msgspec.Struct, gc=False):
     op: Operation | None = None
     #: The operations of its row of equal outcomes, oldest first; None where the last one stands alone.
     ops: list[Operation] | None = None
-    #: The last two outcomes differed.
-    flips: bool = False
+    #: How many outcomes in a row each differed from the one before.
+    flips: int = 0
     #: ``n`` of the latest match before which another call of unknown kind was executed.
     mixed_at: int = -1
     #: How many operations of unknown kind there were up to the last one of this call.

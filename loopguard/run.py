@@ -6,7 +6,6 @@ The path of a guarded call is :meth:`Run.admit`, the tool, then :meth:`Run.done`
 
 from __future__ import annotations
 
-import contextvars
 import os
 import threading
 import time
@@ -19,22 +18,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar
 from xxhash import xxh3_64_intdigest
 
 from loopguard import _safety
+from loopguard.call import Call, claim
 from loopguard.config import Settings, deployment_key, effective_mode
+from loopguard.context import Instead
 from loopguard.engine import Engine
 from loopguard.errors import RunStopped, ToolCallRefused
 from loopguard.canonical import SCALARS
 from loopguard.fingerprint import arguments, digest, dumps, text_digest
-from loopguard.guard import Guard, Outcome
-from loopguard.masking import volatile
+from loopguard.guard import Guard, Outcome, worth_masking
 from loopguard.outcome import HEADS
 from loopguard.policy import Mode, Plan, Policy
 from loopguard.records import Action, Finding, Hit, LoopStatus, Operation, Status
 from loopguard.report import Nudge, Reporter, RunStats
 from loopguard.telemetry import instruments, logs, lookup
 from loopguard.telemetry.metrics import Snapshot, metrics
-
-if TYPE_CHECKING:
-    from loopguard.call import Call
+from loopguard.within import bind
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,17 +51,7 @@ MOST_ERRORS = 3
 
 _NO_EXCERPTS: list[str | None] = [None] * EXCERPTS
 
-_current: contextvars.ContextVar[Run | None] = contextvars.ContextVar("loopguard_run", default=None)
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
-
-
-class Instead:
-    """The value that a refused call gives in place of its result (``on_refuse``)."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: object) -> None:
-        self.value = value
 
 
 class Live:
@@ -106,20 +94,21 @@ class Run:
 
     __slots__ = (
         "__weakref__",
-        "_acquire",
+        "acquire",
         "_allowed",
         "_errors",
-        "_excerpts",
+        "excerpts",
         "_lock",
-        "_release",
-        "_round",
+        "release",
+        "reply",
         "_shared",
-        "_tools",
-        "_would",
+        "tools",
+        "would",
         "agent",
         "children",
         "clock",
         "closed",
+        "direct",
         "dispatching",
         "engine",
         "id",
@@ -180,14 +169,14 @@ class Run:
         self._take_lock()
         #: Results are compared as they are usually.
         self.simple = plan.simple
-        self._tools: dict[Guard, Live] = {}
+        self.tools: dict[Guard, Live] = {}
         #: Guards of tools that are called by name.
         self.named: dict[str, Guard] = {}
         #: Texts of the last calls, each in the place of its number.
-        self._excerpts: list[str | None] = _NO_EXCERPTS
-        self._would: dict[int, tuple[str, int]] = {}
+        self.excerpts: list[str | None] = _NO_EXCERPTS
+        self.would: dict[int, tuple[str, int]] = {}
         self._allowed: dict[str | None, int] = {}
-        self._round: int | None = None
+        self.reply: int | None = None
         self._errors = 0
         #: Blocks of ``run.call`` that are open; a guarded tool inside may be the same call.
         self.dispatching = 0
@@ -199,6 +188,7 @@ class Run:
         metrics.expect(plan.expected)
         metrics.register_run(self, agent=agent)
         _live.add(self)
+        self.set_direct()
         if parent is not None:
             parent.children.append(self)
             del parent.children[:-MOST_CHILDREN]
@@ -213,7 +203,7 @@ class Run:
             RunStopped: The run is over.
         """
         try:
-            live = self._tools.get(guard)
+            live = self.tools.get(guard)
             if live is None:
                 live = self._adopt(guard)
             if self.dispatching and self._claimed(guard):
@@ -247,15 +237,15 @@ class Run:
             key = xxh3_64_intdigest(data, live.seed)
             at = self.clock()
             # Bound methods of the lock and a ``finally`` cost half of what ``with`` does.
-            self._acquire()
+            self.acquire()
             try:
-                seq = self.engine.start(at, bound, kind, key, target, self._round)
+                seq = self.engine.start(at, bound, kind, key, target, self.reply)
             finally:
-                self._release()
+                self.release()
             if seq.__class__ is int and self.parent is None:
                 return seq
         except Exception as error:
-            self._internal("run.admit", error)
+            self.internal("run.admit", error)
             return 0
         if seq.__class__ is int:
             hit, owner = self._charge(live, seq)
@@ -263,7 +253,7 @@ class Run:
                 return seq
         else:
             hit, owner = seq, self
-        return self._refused(live, hit, owner, at, kind, key, target, args, kwargs, call_id)
+        return self.refused(live, hit, owner, at, kind, key, target, args, kwargs, call_id)
 
     def done(
         self, guard: Guard, seq: int, result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], handle: Any = None
@@ -274,16 +264,10 @@ class Run:
             if result.__class__ is str and guard.simple and self.simple and result and result[0] not in HEADS:
                 # The usual result, a text that is no failure: what ``guard.outcome_of`` would say, without asking it.
                 raw = text_digest(result, self.seed)
-                self._excerpts[seq & 31] = result if len(result) <= EXCERPT_SIZE else result[:EXCERPT_SIZE]
+                self.excerpts[seq & 31] = result if len(result) <= EXCERPT_SIZE else result[:EXCERPT_SIZE]
                 call = engine.open.pop(seq, None)
                 before = call[0].op if call is not None else None
-                if (
-                    before is None
-                    or before.outcome == raw
-                    or before.status
-                    or len(result) >= EXCERPT_SIZE
-                    or not volatile(result)
-                ):
+                if before is None or before.outcome == raw or before.status or not worth_masking(call[0], seq, result):
                     outcome: Outcome = (0, raw)
                 else:
                     outcome = (0, raw, 0, *guard.masked(self, before, result))
@@ -291,19 +275,34 @@ class Run:
                 outcome = guard.outcome_of(self, seq, result)
                 call = engine.open.pop(seq, None)
             restarted = engine.restart_at
-            self._acquire()
+            self.acquire()
             try:
                 hit = engine.close(call, self.clock(), seq, *outcome)
             finally:
-                self._release()
+                self.release()
             if self.parent is not None and engine.restart_at != restarted:
                 self._restart_ancestors()
-            if self._would:
-                self._judge_false_refusal(seq)
-            if hit is not None:
-                return self._warned(guard, hit, seq, result, args, kwargs, handle)
+            if hit is not None or self.would:
+                return self.told(guard, hit, seq, result, args, kwargs, handle)
         except Exception as error:
-            self._internal("run.done", error)
+            return self.internal("run.done", error, result)
+        return result
+
+    def told(
+        self,
+        guard: Guard,
+        hit: Hit | None,
+        seq: int,
+        result: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        handle: Any = None,
+    ) -> Any:
+        """What follows from an outcome: was it a false refusal, does it complete a warning. Returns the result."""
+        if self.would:
+            self._judge_false_refusal(seq)
+        if hit is not None:
+            return self._warned(guard, hit, seq, result, args, kwargs, handle)
         return result
 
     def failed(
@@ -321,12 +320,9 @@ class Run:
             now = self.clock()
             with self._lock:
                 hit = self.engine.end(now, seq, *outcome)
-            if self._would:
-                self._judge_false_refusal(seq)
-            if hit is not None:
-                self._warned(guard, hit, seq, None, args, kwargs, handle)
+            self.told(guard, hit, seq, None, args, kwargs, handle)
         except Exception as internal:
-            self._internal("run.failed", internal)
+            self.internal("run.failed", internal)
 
     def abandon(self, seq: int) -> None:
         """The call came to no outcome: cancelled, closed early, or its framework took over."""
@@ -334,26 +330,34 @@ class Run:
             with self._lock:
                 self.engine.end(self.clock(), seq, Status.ABANDONED)
         except Exception as error:
-            self._internal("run.abandon", error)
+            self.internal("run.abandon", error)
+
+    def set_direct(self) -> None:
+        """Say whether the short way through ``wrappers.call`` holds: nothing is to be done but to ask the engine."""
+        self.direct = (
+            type(self).admit is Run.admit
+            and not self.closed
+            and self.parent is None
+            and self.spans is None
+            and not self.dispatching
+        )
 
     def _take_lock(self) -> None:
-        self._acquire = self._lock.acquire
-        self._release = self._lock.release
+        self.acquire = self._lock.acquire
+        self.release = self._lock.release
 
     def _adopt(self, guard: Guard) -> Live:
-        if self._excerpts is _NO_EXCERPTS:
-            self._excerpts = [None] * EXCERPTS
-        live = self._tools[guard] = Live(self, guard)
-        if len(self._tools) > 1_000:
-            self._tools.clear()
-            self._tools[guard] = live
+        if self.excerpts is _NO_EXCERPTS:
+            self.excerpts = [None] * EXCERPTS
+        live = self.tools[guard] = Live(self, guard)
+        if len(self.tools) > 1_000:
+            self.tools.clear()
+            self.tools[guard] = live
         if getattr(guard.binder, "declared", True):  # else a model may have made the name up
             metrics.register_tool(guard.tool.name)
         return live
 
     def _claimed(self, guard: Guard) -> bool:
-        from loopguard.call import claim
-
         return claim(self, guard.tool.name)
 
     def _charge(self, live: Live, seq: int) -> tuple[Hit | None, Run]:
@@ -375,7 +379,7 @@ class Run:
                 with run._lock:
                     run.engine.note_descendant_write()
 
-    def _refused(
+    def refused(
         self,
         live: Live,
         hit: Hit,
@@ -396,11 +400,11 @@ class Run:
             finding = owner.report.finding(hit, guard, enforced)
             if not enforced:
                 with self._lock:
-                    seq = self.engine.override(at, live.bound, kind, key, target, self._round)
+                    seq = self.engine.override(at, live.bound, kind, key, target, self.reply)
                     entry = self.engine.open[seq][0]
-                    self._would[seq] = (hit.rule, entry.op.outcome if entry.op is not None else 0)
-                    if len(self._would) > 1_000:
-                        del self._would[next(iter(self._would))]
+                    self.would[seq] = (hit.rule, entry.op.outcome if entry.op is not None else 0)
+                    if len(self.would) > 1_000:
+                        del self.would[next(iter(self.would))]
             if hit.report:
                 owner.report.publish(finding, guard, args, kwargs)
             if not enforced:
@@ -411,7 +415,7 @@ class Run:
                     self.id, guard.tool.name, self.agent, seq, finding if hit.report else None, error, call_id=call_id
                 )
         except Exception as internal:
-            self._internal("run.refuse", internal)
+            self.internal("run.refuse", internal)
             return 0
         if isinstance(error, RunStopped):
             owner.report.stop_seen(error)
@@ -436,7 +440,7 @@ class Run:
 
     def _judge_false_refusal(self, seq: int) -> None:
         """A call that would have been refused: was its outcome new?"""
-        would = self._would.pop(seq, None)
+        would = self.would.pop(seq, None)
         if would is not None:
             last = self.engine.history[-1] if self.engine.history else None
             if last is not None and last.seq == seq and last.outcome != would[1]:
@@ -452,7 +456,7 @@ class Run:
         kwargs: Mapping[str, Any],
         handle: Any,
     ) -> Any:
-        live = self._tools[guard]
+        live = self.tools[guard]
         enforced = live.mode == "enforce"
         finding = self.report.finding(hit, guard, enforced)
         self.report.publish(finding, guard, args, kwargs, handle)
@@ -460,23 +464,24 @@ class Run:
             return result
         return self.report.nudge(hit, finding, guard, seq, result, args, kwargs)
 
-    def _internal(self, where: str, error: Exception) -> None:
-        """An error of ours: the call goes through. A run with several of them only watches."""
+    def internal(self, where: str, error: Exception, result: Any = None) -> Any:
+        """An error of ours: the call goes through with its result. A run with several of them only watches."""
         self._errors += 1
         if self._errors == MOST_ERRORS and self.mode == "enforce":
             self.set_mode("observe")
             logs.logger.warning("loopguard: %d internal errors in one run; it only watches from now on.", MOST_ERRORS)
         _safety.report(where, error)
+        return result
 
     # -- excerpts ---------------------------------------------------------------------------------------------------
 
     def keep_excerpt(self, seq: int, text: str) -> None:
         """Keep the beginning of an outcome's text, to quote it and to compare it with volatile text taken out."""
-        self._excerpts[seq & 31] = text if len(text) <= EXCERPT_SIZE else text[:EXCERPT_SIZE]
+        self.excerpts[seq & 31] = text if len(text) <= EXCERPT_SIZE else text[:EXCERPT_SIZE]
 
     def excerpt(self, seq: int) -> str | None:
         """The kept text of this call, if no later call took its place."""
-        return self._excerpts[seq & 31] if 0 <= self.engine.seq - seq < EXCERPTS else None
+        return self.excerpts[seq & 31] if 0 <= self.engine.seq - seq < EXCERPTS else None
 
     # -- for hand-written agents ------------------------------------------------------------------------------------
 
@@ -495,8 +500,6 @@ class Run:
             ToolCallRefused: On entering, if the call must not be executed.
             RunStopped: On entering, if the run is over.
         """
-        from loopguard.call import Call
-
         return Call(self, tool, args, id)
 
     def begin(self, tool: str, args: object = None, *, id: str | None = None) -> Call:
@@ -506,13 +509,11 @@ class Run:
     def round(self) -> int:
         """A new reply of the model: the calls until the next one are one decision. Returns its number."""
         with self._lock:
-            self._round = self.engine.note_round()
-            return self._round
+            self.reply = self.engine.note_round()
+            return self.reply
 
     def bind(self, function: Callable[P, R]) -> Callable[P, R]:
         """A callable that runs in a copy of this context with this run current, for executors that lose context."""
-        from loopguard.scope import bind
-
         return bind(self, function)
 
     @contextmanager
@@ -535,7 +536,7 @@ class Run:
         """A real message of the user arrived: evidence starts anew, and a stop that a loop caused is lifted."""
         with self._lock:
             self.engine.note_user_message()
-            self._round = None
+            self.reply = None
 
     def note_compaction(self) -> None:
         """The model's memory was cut: each call may be repeated once without counting."""
@@ -557,7 +558,7 @@ class Run:
     def set_mode(self, mode: Mode) -> None:
         """Switch the guard for this run: ``"enforce"``, ``"observe"`` or ``"off"``. ``LOOPGUARD_MODE`` still weakens."""
         self.mode = effective_mode(mode)
-        self._tools.clear()
+        self.tools.clear()
 
     def add_observer(self, observer: object) -> None:
         """Tell ``observer.on_loop_detected(pattern, repetitions)`` of each finding, as loopctl does."""
@@ -649,6 +650,7 @@ class Run:
         if self.closed:
             return
         self.closed = True
+        self.set_direct()
         self.report.close()
         _live.discard(self)
 

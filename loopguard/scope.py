@@ -7,23 +7,22 @@ by another task), where resetting by token raises.
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
 from loopguard import _safety
+from loopguard.context import current
 from loopguard.config import effective_mode, policy_of, settings
 from loopguard.errors import PolicyError, RunStopped
 from loopguard.no_run import NO_RUN, NoRun
 from loopguard.policy import MODES, Mode, Plan, Policy
 from loopguard.records import Finding
 from loopguard.rules import Limits
-from loopguard.run import OnRefuse, OnStop, OnWarn, Options, Run, _current, renew_locks
-from loopguard.within import is_plain, within
+from loopguard.run import OnRefuse, OnStop, OnWarn, Options, Run, renew_locks
+from loopguard.within import within
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,7 +56,7 @@ def current_run() -> Run | NoRun:
 
 def open_run() -> Run | None:
     """The innermost open run of this context, or None."""
-    run = _current.get()
+    run = current.get()
     while run is not None and run.closed:
         run = run.parent
     return run
@@ -164,7 +163,7 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
             clock=clock,
         )
         self._run = run
-        _current.set(run)
+        current.set(run)
         return run
 
     def _leave(self, error: BaseException | None) -> bool:
@@ -172,8 +171,8 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
         if run is None or run.closed:
             return False
         run.close()
-        if _current.get() is run:
-            _current.set(open_run())
+        if current.get() is run:
+            current.set(open_run())
         with _safety.guarded("run.end"):
             run.report.tell_end()
         stopped = run.stopped
@@ -221,18 +220,3 @@ def _only_stops(error: BaseException | None) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return error.split(RunStopped)[1] is None
     return isinstance(error, RunStopped)
-
-
-def bind(run: Run, function: Callable[P, R]) -> Callable[P, R]:
-    """The function, to be called anywhere, in a copy of this context with the run current."""
-    if not is_plain(function):
-        return within(function, lambda: nullcontext(run))
-    context = contextvars.copy_context()
-    context.run(_current.set, run)
-
-    @functools.wraps(function)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        # A context can be entered once at a time; each call gets its own copy.
-        return context.copy().run(function, *args, **kwargs)
-
-    return wrapper

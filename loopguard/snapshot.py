@@ -273,7 +273,7 @@ class _Reader:
         entry = Entry(_is(int, key), self.engine.rows[row], numbers["kind"], numbers["target"])
         entry.op = None if last is None else self.ops[last]
         entry.ops = None if ops is None else [self.ops[n] for n in ops]
-        entry.flight, entry.flips = numbers["flight"], bool(numbers["flips"])
+        entry.flight, entry.flips = numbers["flight"], numbers["flips"]
         entry.mixed_at, entry.compaction = numbers["mixed_at"], numbers["compaction"]
         entry.unknowns = numbers["unknowns"]
         return entry

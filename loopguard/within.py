@@ -6,21 +6,25 @@ current before while the consumer does.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import inspect
 import sys
 import types
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
-from typing import Any, ParamSpec, TypeVar, cast
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from loopguard.run import Run, _current
+from loopguard.context import current
+
+if TYPE_CHECKING:
+    from loopguard.run import Run
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 #: Makes what is entered around one call, and gives its run.
-Scope = Callable[[], AbstractContextManager[Run]]
+Scope = Callable[[], "AbstractContextManager[Run]"]
 
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
@@ -56,36 +60,36 @@ def within(function: Callable[P, R], scope: Scope) -> Callable[P, R]:
 
 def _plain(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        before = _current.get()
+        before = current.get()
         try:
             with scope() as run:
-                _current.set(run)
+                current.set(run)
                 return function(*args, **kwargs)
         finally:
-            _current.set(before)
+            current.set(before)
 
     return wrapper
 
 
 def _coroutine(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        before = _current.get()
+        before = current.get()
         try:
             with scope() as run:
-                _current.set(run)
+                current.set(run)
                 return await function(*args, **kwargs)
         finally:
-            _current.set(before)
+            current.set(before)
 
     return wrapper
 
 
 def _generator(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        consumer = _current.get()
+        consumer = current.get()
         try:
             with scope() as run:
-                _current.set(run)
+                current.set(run)
                 inner = function(*args, **kwargs)
                 step, value = inner.send, None
                 while True:
@@ -93,7 +97,7 @@ def _generator(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]
                         item = step(value)
                     except StopIteration as stop:
                         return stop.value
-                    _current.set(consumer)
+                    current.set(consumer)
                     try:
                         step, value = inner.send, (yield item)
                     except GeneratorExit:
@@ -104,17 +108,17 @@ def _generator(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]
                         step, value = inner.throw, error
                     consumer = _enter(run)
         finally:
-            _current.set(consumer)
+            current.set(consumer)
 
     return wrapper
 
 
 def _async_generator(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        consumer = _current.get()
+        consumer = current.get()
         try:
             with scope() as run:
-                _current.set(run)
+                current.set(run)
                 inner = function(*args, **kwargs)
                 step: Any = first_item(inner)
                 while True:
@@ -122,7 +126,7 @@ def _async_generator(function: Callable[..., Any], scope: Scope) -> Callable[...
                         item = await step
                     except StopAsyncIteration:
                         return
-                    _current.set(consumer)
+                    current.set(consumer)
                     try:
                         sent = yield item
                     except GeneratorExit:
@@ -135,15 +139,15 @@ def _async_generator(function: Callable[..., Any], scope: Scope) -> Callable[...
                         step = inner.asend(sent)
                     consumer = _enter(run)
         finally:
-            _current.set(consumer)
+            current.set(consumer)
 
     return wrapper
 
 
 def _enter(run: Run) -> Run | None:
     """Make the run current; returns what was."""
-    before = _current.get()
-    _current.set(run)
+    before = current.get()
+    current.set(run)
     return before
 
 
@@ -160,3 +164,18 @@ def first_item(generator: Any) -> Awaitable[Any]:
         return cast("Awaitable[Any]", generator.__anext__())
     finally:
         sys.set_asyncgen_hooks(*hooks)
+
+
+def bind(run: Run, function: Callable[P, R]) -> Callable[P, R]:
+    """The function, to be called anywhere, in a copy of this context with the run current."""
+    if not is_plain(function):
+        return within(function, lambda: nullcontext(run))
+    context = contextvars.copy_context()
+    context.run(current.set, run)
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        # A context can be entered once at a time; each call gets its own copy.
+        return context.copy().run(function, *args, **kwargs)
+
+    return wrapper

@@ -48,6 +48,7 @@ NOTES = (
     "tick",
     "descendant",
     "acknowledge",
+    "withdraw",
 )
 
 #: Tools of every kind; the fourth argument of the third one is a read.
@@ -177,6 +178,9 @@ class Fold:
         elif step.what == "acknowledge":
             for rule, evidence in engine.repeats(self.at)[:1]:
                 engine.acknowledge(evidence.pattern, rule, evidence)
+        elif step.what == "withdraw":
+            for seq in list(engine.open)[:1]:
+                engine.withdraw(seq)
         else:
             raise ValueError(f"unknown step {step.what!r}")
         return None

@@ -286,6 +286,17 @@ def test_a_child_counts_for_the_limits_of_its_parent() -> None:
     assert engine.n == 0
 
 
+def test_a_withdrawn_call_was_refused() -> None:
+    """An admitted call that a run above refuses was not executed: it counts as refused, for no limit, and as no evidence."""
+    engine = run(calls=2)
+    engine.withdraw(start(engine))
+
+    assert (engine.calls, engine.rows["read"].calls, engine.rows["read"].refused) == (0, 0, 1)
+    assert engine.keys == {}
+    assert [call(engine), call(engine) is not None] == [None, True]
+    assert refused(engine).limit == ("calls", 2, 2)
+
+
 # -- acknowledging --------------------------------------------------------------------------------------------------
 
 

@@ -295,3 +295,9 @@ def test_these_histories_reach_every_rung() -> None:
                 answer = fold.take(random_step(chance))
                 if isinstance(answer, Hit) and answer.rule not in {"stop", "limits"}:
                     seen.add((answer.rule, str(answer.action)))
+
+
+def test_an_unknown_step_is_an_error() -> None:
+    """A history with a misspelt note does not pass as a shorter one."""
+    with pytest.raises(ValueError, match="usr"):
+        fold_of("default", True).take(Step("usr"))

@@ -6,7 +6,7 @@ import pytest
 
 from loopguard.index import Trigger
 from loopguard.rules import RULES, Poll, RepeatTally, Rule, SameCall
-from loopguard.testing.contracts import RuleContract
+from loopguard.testing.contracts import RuleContract, Unread
 from loopguard.testing.examples import SMALL_FAILING, SMALL_POLL, SMALL_REPEAT, SameTool
 
 EXAMPLES = [
@@ -45,3 +45,30 @@ def test_rules_have_names_ranks_and_triggers_of_their_own() -> None:
     assert all(rule.trigger in Trigger for rule in RULES)
     names = [rule.name for rule, default in RULES.items() if default]
     assert len(names) == len(set(names))
+
+
+def test_a_rule_that_looks_into_the_window_is_found_out() -> None:
+    """The stand-in for the history refuses to be iterated, measured or indexed."""
+    unread = Unread("the history")
+    for look in (iter, len, lambda container: container[0]):
+        with pytest.raises(AssertionError, match="the history"):
+            look(unread)
+
+
+def test_a_rule_that_can_be_changed_is_found_out() -> None:
+    """The duty to be frozen is really checked."""
+
+    class Loose(Rule):
+        """Every attribute can be set."""
+
+        name = "loose"
+        warn_after = 3
+
+        def __init__(self) -> None:
+            """Leave the dataclass out."""
+
+        def __setattr__(self, name: str, value: object) -> None:
+            """Take anything."""
+
+    with pytest.raises(AssertionError, match="not frozen"):
+        RuleContract().test_has_a_name_and_is_frozen(Loose())
