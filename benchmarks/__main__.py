@@ -23,7 +23,9 @@ def machine() -> str:
     if info.exists():
         names = re.findall(r"model name\s*:\s*(.+)", info.read_text(encoding="utf-8"))
         cpu = names[0].strip() if names else cpu
-    packages = ", ".join(f"{name} {version(name)}" for name in ("wrapt", "xxhash", "orjson", "msgspec", "opentelemetry-sdk"))
+    packages = ", ".join(
+        f"{name} {version(name)}" for name in ("wrapt", "xxhash", "orjson", "msgspec", "opentelemetry-sdk")
+    )
     return (
         f"{cpu}, {os.cpu_count()} cores, {platform.system()}; CPython {platform.python_version()}; {packages}. "
         "Ratios are medians of batches measured in turns, with the range between the quartiles in brackets."
@@ -39,8 +41,10 @@ def main() -> int:
     given = parser.parse_args()
     parts = {"calls": calls.table, "growth": growth.table, "memory": memory.table, "start": start.table}
     with configure(outside_run="ignore"):
-        text = machine() + "\n\n" + "\n\n".join(
-            table(given.quick) for name, table in parts.items() if given.only in (None, name)
+        text = (
+            machine()
+            + "\n\n"
+            + "\n\n".join(table(given.quick) for name, table in parts.items() if given.only in (None, name))
         )
     if given.write is None:
         print(text)

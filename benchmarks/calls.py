@@ -10,7 +10,7 @@ import wrapt
 from xxhash import xxh3_64_intdigest
 
 from benchmarks.timing import Ratio, in_turns, in_turns_async
-from loopguard import Failing, Limits, Poll, Policy, Repeat, Telemetry, configure, guarded_run, guarded_tool
+from loopguard import Failing, Limits, Policy, Poll, Repeat, Telemetry, configure, guarded_run, guarded_tool
 
 #: Without the warning at 1,000 calls, which would be the only thing that happens.
 NO_LIMIT = Limits(soft_calls=0)
@@ -62,7 +62,9 @@ def tree() -> Callable[[Any], dict[str, Any]]:
     return look_up
 
 
-def in_run(make: Callable[[], Callable[[Any], Any]], argument: Callable[[int], Any], rounds: int, **options: Any) -> Ratio:
+def in_run(
+    make: Callable[[], Callable[[Any], Any]], argument: Callable[[int], Any], rounds: int, **options: Any
+) -> Ratio:
     """One guarded function inside a run against the do-nothing wrapper."""
     with guarded_run("bench", **{"limits": NO_LIMIT, **options}):
         return in_turns(do_nothing(make()), guarded_tool(make()), argument, rounds=rounds)
@@ -142,7 +144,9 @@ def rows(quick: bool) -> list[tuple[str, Ratio, str]]:
     distinct = lambda i: f"query {i}"  # noqa: E731 - an argument for each call
     same = lambda i: "query"  # noqa: E731
     found: list[tuple[str, Ratio, str]] = []
-    found.append(("sync, outside a run", in_turns(do_nothing(short()), guarded_tool(short()), distinct, rounds=rounds), "1.5"))
+    found.append(
+        ("sync, outside a run", in_turns(do_nothing(short()), guarded_tool(short()), distinct, rounds=rounds), "1.5")
+    )
     found.append(("sync, in a run, new arguments", in_run(short, distinct, rounds), "4 (5)"))
     found.append(("sync, in a run, same arguments, new results", in_run(short, same, rounds), "4 (5)"))
     with guarded_run("bench", limits=NO_LIMIT):

@@ -13,7 +13,11 @@ def table(quick: bool) -> str:
     lines = ["### Growth", "", "| what | ratio | to the first row |", "| --- | --- | --- |"]
     first = 0.0
     for window in (10, 100, 1_000, 10_000):
-        policy = Policy(window=window, history=2 * window) if window > 20 else Policy.of(window=window, history=20, limits=NO_LIMIT)
+        policy = (
+            Policy(window=window, history=2 * window)
+            if window > 20
+            else Policy.of(window=window, history=20, limits=NO_LIMIT)
+        )
         if window <= 20:
             from loopguard import Failing, Repeat
 

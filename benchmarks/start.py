@@ -12,7 +12,10 @@ _CASES = (
     ("import loopguard", "import loopguard"),
     ("... and guarded_run", "from loopguard import guarded_run"),
     ("... and guarded_tool", "from loopguard import guarded_run, guarded_tool"),
-    ("... and the OpenTelemetry API", "from loopguard import guarded_tool; import opentelemetry.trace, opentelemetry.metrics"),
+    (
+        "... and the OpenTelemetry API",
+        "from loopguard import guarded_tool; import opentelemetry.trace, opentelemetry.metrics",
+    ),
 )
 
 

@@ -42,7 +42,9 @@ def in_turns(
     ratios, first, second = [], [], []
     for turn in range(rounds):
         pair = {}
-        for name, function in (("theirs", theirs), ("ours", ours)) if turn % 2 else (("ours", ours), ("theirs", theirs)):
+        for name, function in (
+            (("theirs", theirs), ("ours", ours)) if turn % 2 else (("ours", ours), ("theirs", theirs))
+        ):
             arguments = [argument(number + i) for i in range(batch)]
             number += batch
             if between is not None:
@@ -52,7 +54,9 @@ def in_turns(
         second.append(pair["ours"])
         ratios.append(pair["ours"] / pair["theirs"])
     quartiles = statistics.quantiles(ratios, n=4)
-    return Ratio(statistics.median(ratios), quartiles[0], quartiles[2], statistics.median(first), statistics.median(second))
+    return Ratio(
+        statistics.median(ratios), quartiles[0], quartiles[2], statistics.median(first), statistics.median(second)
+    )
 
 
 def _timed(function: Callable[[Any], Any], arguments: list[Any]) -> int:
@@ -101,4 +105,6 @@ def in_turns_async(
         second.append(pair["ours"])
         ratios.append(pair["ours"] / pair["theirs"])
     quartiles = statistics.quantiles(ratios, n=4)
-    return Ratio(statistics.median(ratios), quartiles[0], quartiles[2], statistics.median(first), statistics.median(second))
+    return Ratio(
+        statistics.median(ratios), quartiles[0], quartiles[2], statistics.median(first), statistics.median(second)
+    )

@@ -52,9 +52,7 @@ async def main() -> None:
         answers = await reply(run, *["same"] * 50)
         refused = sum(answer.startswith("Not executed") for answer in answers)
         told = [answer for answer in answers if answer.startswith("Note")]
-        print(
-            f"fifty equal calls at once: {executed['same']} executed, {refused} refused, nudges: {len(told)}"
-        )
+        print(f"fifty equal calls at once: {executed['same']} executed, {refused} refused, nudges: {len(told)}")
 
         await reply(run, "d", "e")
         print(f"the run goes on: {executed['d'] + executed['e']} more pages, stopped: {run.stopped}")

@@ -181,18 +181,12 @@ def show(phoenix: Phoenix, *, project: str, keep: bool) -> None:
 
 def main() -> None:
     """Read the command line, find or start Phoenix, show what arrives there."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument(
-        "--install", metavar="DIR", type=Path, help="install Phoenix there if needed, and start it"
-    )
+    where.add_argument("--install", metavar="DIR", type=Path, help="install Phoenix there if needed, and start it")
     where.add_argument("--phoenix", metavar="PATH", type=Path, help="start this phoenix program")
     where.add_argument("--endpoint", metavar="URL", help="use the Phoenix that runs there")
-    parser.add_argument(
-        "--project", default="loopguard-demo", help="the project in Phoenix (default: %(default)s)"
-    )
+    parser.add_argument("--project", default="loopguard-demo", help="the project in Phoenix (default: %(default)s)")
     parser.add_argument("--keep", action="store_true", help="leave Phoenix running until Ctrl-C")
     options = parser.parse_args()
     if options.endpoint:

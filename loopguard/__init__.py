@@ -78,11 +78,15 @@ _WHERE = {
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 
-from loopguard.version import VERSION as __version__  # noqa: E402
+
 __all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from loopguard.version import VERSION
+
+        return VERSION
     module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'loopguard' has no attribute {name!r}")

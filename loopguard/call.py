@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from loopguard.context import Instead
 from loopguard.errors import LoopguardError
@@ -31,7 +31,20 @@ class Call:
     ``result`` holds that value.
     """
 
-    __slots__ = ("_args", "_before", "_ended", "_guard", "_handle", "claimed", "id", "instead", "result", "run", "seq", "tool")
+    __slots__ = (
+        "_args",
+        "_before",
+        "_ended",
+        "_guard",
+        "_handle",
+        "claimed",
+        "id",
+        "instead",
+        "result",
+        "run",
+        "seq",
+        "tool",
+    )
 
     def __init__(self, run: Run, tool: str, args: object, id: str | None) -> None:
         self.run = run
@@ -122,7 +135,7 @@ class Call:
         if self._handle is not None and self.run.spans is not None:
             self.run.spans.end(self._handle, error, result=result)
 
-    def __enter__(self) -> Call:
+    def __enter__(self) -> Self:
         self.begin()
         self._before = _around.get()
         self.run.dispatching += 1
@@ -145,7 +158,7 @@ class Call:
         else:
             self.fail(error)
 
-    async def __aenter__(self) -> Call:
+    async def __aenter__(self) -> Self:
         return self.__enter__()
 
     async def __aexit__(

@@ -243,9 +243,7 @@ def _time(_walk: _Walk, value: time, _depth: int) -> bytes:
 
 
 def _clock(value: datetime | time) -> timedelta:
-    return timedelta(
-        hours=value.hour, minutes=value.minute, seconds=value.second, microseconds=value.microsecond
-    )
+    return timedelta(hours=value.hour, minutes=value.minute, seconds=value.second, microseconds=value.microsecond)
 
 
 def _range(_walk: _Walk, value: range, _depth: int) -> bytes:
@@ -294,11 +292,7 @@ def _mapping(walk: _Walk, value: dict[Any, object], depth: int) -> bytes:
     others.sort(key=itemgetter(0))
     entries = [(quoted(name), member) for name, member in texts] + others
     members = walk.members([member for _, member in entries], len(entries), depth)
-    return (
-        b"{"
-        + b",".join([entry[0] + b":" + form for entry, form in zip(entries, members, strict=True)])
-        + b"}"
-    )
+    return b"{" + b",".join([entry[0] + b":" + form for entry, form in zip(entries, members, strict=True)]) + b"}"
 
 
 def _dataclass(walk: _Walk, value: Any, depth: int) -> bytes:

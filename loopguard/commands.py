@@ -56,10 +56,7 @@ SQL_CLIENTS = names("psql mysql sqlite3 mariadb duckdb")
 INTERPRETERS = names("python python2 python3 pypy pypy3 node nodejs deno ruby perl php")
 
 _END = r"(?=\s|$)"
-_TESTS = (
-    r"(?:\S*[:_-])?(?:tests?|checks?|lint|verify|type-?check|types|spec|unit|e2e|coverage)(?:[:_-]\S*)?"
-    + _END
-)
+_TESTS = r"(?:\S*[:_-])?(?:tests?|checks?|lint|verify|type-?check|types|spec|unit|e2e|coverage)(?:[:_-]\S*)?" + _END
 _BUILDS = (
     r"(?:\S*[:_-])?(?:build|compile|install|package|deploy|fmt|format|clean|fix|generate|publish|assemble)"
     r"(?:[:_-]\S*)?" + _END

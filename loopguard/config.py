@@ -219,9 +219,7 @@ def configure(
         "limits": limits,
     }
     given = {
-        name: None if value is None else _CHECKS[name](value)
-        for name, value in asked.items()
-        if value is not _UNSET
+        name: None if value is None else _CHECKS[name](value) for name, value in asked.items() if value is not _UNSET
     }
     with _config.lock:
         before = _config.given

@@ -30,7 +30,6 @@ _FREE = 64
 _SOFT = 128
 
 
-
 class Engine(Ladder):
     """The state of one run: records in, verdicts and hits out."""
 

@@ -70,9 +70,7 @@ def parse(values: tuple[str | None, ...], base: Policy | None) -> Environment:
         values: From :func:`snapshot`. An empty value counts as not set.
         base: The policy of the settings file, which sensitivity and thresholds change. None = the default.
     """
-    given = {
-        name: value.strip() for name, value in zip(NAMES, values, strict=True) if value and value.strip()
-    }
+    given = {name: value.strip() for name, value in zip(NAMES, values, strict=True) if value and value.strip()}
     complaints: list[Complaint] = []
     policy, policy_from = base, []
     name = given.get(POLICY)
@@ -103,9 +101,7 @@ def read_mode(value: str | None) -> Mode | Complaint | None:
     try:
         return mode_of(word, MODE)
     except PolicyError:
-        return Complaint(
-            f"{MODE}={value!r}", f"Not one of {', '.join(map(repr, MODES))}.{_meant(word, MODES)}"
-        )
+        return Complaint(f"{MODE}={value!r}", f"Not one of {', '.join(map(repr, MODES))}.{_meant(word, MODES)}")
 
 
 _Change = tuple[Policy | None, list[str]]
@@ -118,9 +114,7 @@ def _sensitivity(given: Mapping[str, str], policy: Policy | None, complaints: li
     word = value.lower()
     if word not in _SENSITIVITIES:
         known = ", ".join(map(repr, _SENSITIVITIES))
-        complaints.append(
-            Complaint(f"{SENSITIVITY}={value!r}", f"Not one of {known}.{_meant(word, _SENSITIVITIES)}")
-        )
+        complaints.append(Complaint(f"{SENSITIVITY}={value!r}", f"Not one of {known}.{_meant(word, _SENSITIVITIES)}"))
         return None, []
     return (policy or policy_of(None)).replace(sensitivity=word), [SENSITIVITY]
 
@@ -145,9 +139,7 @@ def _thresholds(given: Mapping[str, str], policy: Policy | None, complaints: lis
     variables = ", ".join(f"{name}={given[name]}" for name in used)
     if rule is None:
         names = ", ".join(rule.name for rule in policy.rules)
-        complaints.append(
-            Complaint(variables, f"The policy has no rule 'repeat' (it has: {names or 'none'}).")
-        )
+        complaints.append(Complaint(variables, f"The policy has no rule 'repeat' (it has: {names or 'none'})."))
         return None, []
     try:
         return policy.replace(with_rungs(rule, rungs)), used

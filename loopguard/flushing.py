@@ -27,9 +27,7 @@ def flush(telemetry: Telemetry, timeout: float) -> bool:
     finders = (otel.tracer_provider, otel.meter_provider, otel.logger_provider)
     # Not every provider keeps to the time it is given, so each has a thread that nobody has to wait for.
     threads = [
-        threading.Thread(
-            target=_flush_one, args=(find, telemetry, timeout, done), name="loopguard-flush", daemon=True
-        )
+        threading.Thread(target=_flush_one, args=(find, telemetry, timeout, done), name="loopguard-flush", daemon=True)
         for find in finders
     ]
     for thread in threads:
@@ -39,9 +37,7 @@ def flush(telemetry: Telemetry, timeout: float) -> bool:
     return len(done) == len(threads) and all(done)
 
 
-def _flush_one(
-    find: Callable[[Telemetry], Any], telemetry: Telemetry, timeout: float, done: list[bool]
-) -> None:
+def _flush_one(find: Callable[[Telemetry], Any], telemetry: Telemetry, timeout: float, done: list[bool]) -> None:
     try:
         send = getattr(find(telemetry), "force_flush", None)  # a no-op provider has none, and nothing to send
         # Some providers return None where others say True.

@@ -170,8 +170,8 @@ class Guard:
             text = result_error_text(result)
             run.keep_excerpt(seq, text)
             return self._failure(run, text, None, outcome_digest(result, seed))
-        text = text_parts(result) if policy.text_parts else None
-        raw = outcome_digest(result if text is None else text, seed)
+        parts = text_parts(result) if policy.text_parts else None
+        raw = outcome_digest(result if parts is None else parts, seed)
         if not policy.masking:
             return 0, raw
         if nothing:

@@ -99,9 +99,7 @@ def _wrapped(values: Iterable[Any]) -> list[str]:
                 return found
             if hasattr(type(value), "get_secret_value"):
                 inner = value.get_secret_value()
-                found.append(
-                    inner.decode("utf-8", "backslashreplace") if isinstance(inner, bytes) else str(inner)
-                )
+                found.append(inner.decode("utf-8", "backslashreplace") if isinstance(inner, bytes) else str(inner))
             elif isinstance(value, Mapping):
                 following += value.values()
             elif isinstance(value, (list, tuple, set, frozenset)):

@@ -18,6 +18,7 @@ from loopguard.records import Action, Evidence, Hit, Kind, Operation, Tool
 from loopguard.rules.base import Rule
 
 _NEVER = 1 << 60
+_TOTALS = ("refused", "warned", "wasted", "wasted_s", "looped", "abandoned", "failed")
 
 
 class Bound:
@@ -81,7 +82,7 @@ class Ladder(Index):
         self.denied_rounds = 0
         self.quiet_until = 0
         self.quiet_rule = ""
-        self.totals: dict[str, float] = {"refused": 0, "warned": 0, "wasted": 0, "wasted_s": 0.0, "looped": 0, "abandoned": 0, "failed": 0}
+        self.totals: dict[str, float] = dict.fromkeys(_TOTALS, 0)
         #: Every attempt is looked at, not only those that repeat something.
         self.watchful = False
         self._rearm()
@@ -247,9 +248,7 @@ class Ladder(Index):
 
     # -- after a call -----------------------------------------------------------------------------------------------
 
-    def _judge(
-        self, arms: tuple[Rule, ...], entry: Entry, at: float | None, operation: Operation
-    ) -> Hit | None:
+    def _judge(self, arms: tuple[Rule, ...], entry: Entry, at: float | None, operation: Operation) -> Hit | None:
         """What the operation just taken in completes: the most specific warning, the others named beside it."""
         hits: list[tuple[Rule, Evidence]] = []
         looped = wasted = False

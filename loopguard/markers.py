@@ -236,15 +236,12 @@ def _is_injected(mark: Any) -> bool:
         return True
     if cls.__name__ != _PERHAPS_INJECTED:
         return False
-    fillable = any(
-        hasattr(cls, name) for name in ("model_fields", "__dataclass_fields__", "__required_keys__")
-    )
+    fillable = any(hasattr(cls, name) for name in ("model_fields", "__dataclass_fields__", "__required_keys__"))
     return not fillable or str(cls.__module__).split(".", 1)[0] in _FRAMEWORKS
 
 
 def _is_secret_type(mark: Any) -> bool:
     cls = _class_of(mark)
     return any(
-        base.__name__ in _SECRET_TYPES and str(base.__module__).split(".", 1)[0] == "pydantic"
-        for base in cls.__mro__
+        base.__name__ in _SECRET_TYPES and str(base.__module__).split(".", 1)[0] == "pydantic" for base in cls.__mro__
     )

@@ -62,9 +62,12 @@ _LONG_HEX = re.compile(r"[0-9a-fA-F]{7}|T[0-9]{6}|ID|PID|Line|Thread|Process")
 
 def volatile(text: str) -> bool:
     """True if `mask` would change the text. Most texts hold no sign of that, and looking for signs is cheap."""
-    if not (
-        ":" in text or "-" in text or "/" in text or "x" in text or "id" in text or "line" in text or "\\" in text
-    ) and (len(text) < 7 or _LONG_HEX.search(text) is None) and "thread" not in text and "process" not in text:
+    if (
+        not (":" in text or "-" in text or "/" in text or "x" in text or "id" in text or "line" in text or "\\" in text)
+        and (len(text) < 7 or _LONG_HEX.search(text) is None)
+        and "thread" not in text
+        and "process" not in text
+    ):
         return False
     return _VOLATILE.search(text) is not None
 
@@ -132,7 +135,9 @@ def without(result: Any, volatile_parts: Iterable[str] | bool) -> Any:
             result = re.sub(pattern, "<volatile>", result)
         else:
             # The field of a text that is no JSON: "pid=4711", "pid: 4711".
-            result = re.sub(rf"\b({pattern})([\"']?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;)}}\]]+)", r"\1\2<volatile>", result)
+            result = re.sub(
+                rf"\b({pattern})([\"']?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;)}}\]]+)", r"\1\2<volatile>", result
+            )
     return result
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 from loopguard.records import Finding, LoopStatus
 from loopguard.report import Nudge, RunStats
@@ -38,7 +38,7 @@ class NoCall:
         """Begins nothing."""
         return self
 
-    def __enter__(self) -> NoCall:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -46,7 +46,7 @@ class NoCall:
     ) -> None:
         pass
 
-    async def __aenter__(self) -> NoCall:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(

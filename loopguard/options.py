@@ -123,9 +123,7 @@ def _one_kind(tool: str, option: str, value: Any, more: Iterable[str] = ()) -> K
         known = sorted({*KIND_NAMES, *more})
         wanted = f"it is one of {', '.join(known)}.{did_you_mean(value, known)}".removesuffix(".")
         raise _wrong(tool, option, value, wanted)
-    raise _wrong(
-        tool, option, value, "give the name of a kind, a table with 'by', or a function of the arguments"
-    )
+    raise _wrong(tool, option, value, "give the name of a kind, a table with 'by', or a function of the arguments")
 
 
 def _kind(tool: str, option: str, value: Any) -> Any:

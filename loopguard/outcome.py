@@ -369,7 +369,8 @@ _THEN = (
 
 
 _ENDED = re.compile(
-    r"(?:exited|completed?|done|finished|succeeded|success|failed|failure|stopped|cancell?ed|terminated|ended|closed)\b", re.I
+    r"(?:exited|completed?|done|finished|succeeded|success|failed|failure|stopped|cancell?ed|terminated|ended|closed)\b",
+    re.I,
 )
 _STATE = re.compile(r"[\"']?(?:status|state|phase)[\"']?\s*[:=]\s*[\"']?(\w+)", re.I)
 
@@ -380,7 +381,9 @@ def poll_ended(result: object) -> bool:
     The first word of a text counts, or the value of a field ``status``, ``state`` or ``phase``.
     """
     if isinstance(result, dict):
-        return any(isinstance(result.get(name), str) and _ENDED.match(result[name]) for name in ("status", "state", "phase"))
+        return any(
+            isinstance(result.get(name), str) and _ENDED.match(result[name]) for name in ("status", "state", "phase")
+        )
     if not isinstance(result, str):
         return False
     text = result[:300].lstrip()

@@ -80,8 +80,8 @@ class Policy:
         for name in settings:
             if name not in _SETTINGS:
                 raise PolicyError(f"Policy has no setting {name!r}.{nearest(name, _SETTINGS)}")
-        for name in _SETTINGS:
-            object.__setattr__(self, name, settings.get(name, _SETTINGS[name]))
+        for name, default in _SETTINGS.items():
+            object.__setattr__(self, name, settings.get(name, default))
         object.__setattr__(self, "rules", rules)
         self._check()
 

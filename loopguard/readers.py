@@ -231,9 +231,7 @@ def target_name_of(spec: ToolSpec) -> str | None:
     return first_of(spec.primary) or (file if isinstance(file, str) else None)
 
 
-def target_reader(
-    parameters: Parameters, named: Named, spec: ToolSpec, name: str | None, file: Texts
-) -> Texts:
+def target_reader(parameters: Parameters, named: Named, spec: ToolSpec, name: str | None, file: Texts) -> Texts:
     """Reads the text of the parameter ``name``, or the file where a function decides."""
     if name is None:
         return file

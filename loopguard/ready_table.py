@@ -55,9 +55,7 @@ def _specs() -> dict[str, ToolSpec]:
         _READS: {"kind": "read"},
         _THINKS: {"kind": "think"},
     }
-    return {
-        name: spec_from_options(name, options) for names, options in groups.items() for name in names.split()
-    }
+    return {name: spec_from_options(name, options) for names, options in groups.items() for name in names.split()}
 
 
 #: Tool name -> what is known about it.

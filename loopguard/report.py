@@ -266,8 +266,7 @@ class Reporter:
         restarted = ""
         if finding.seqs and self.run.policy.restarts:
             restarted = (
-                "restarts that were looked for: a successful write, a user message. "
-                f"None since call {finding.seqs[0]}"
+                f"restarts that were looked for: a successful write, a user message. None since call {finding.seqs[0]}"
             )
         for line in wording.notes(finding, restarted):
             error.add_note(line)

@@ -7,23 +7,23 @@ The path of a guarded call is :meth:`Run.admit`, the tool, then :meth:`Run.done`
 from __future__ import annotations
 
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar
+from threading import Lock
+from typing import Any, ClassVar, Literal, ParamSpec, TypeVar, cast
 
 from xxhash import xxh3_64_intdigest
 
 from loopguard import _safety
 from loopguard.call import Call, claim
+from loopguard.canonical import SCALARS
 from loopguard.config import Settings, deployment_key, effective_mode
 from loopguard.context import Instead
 from loopguard.engine import Engine
 from loopguard.errors import RunStopped, ToolCallRefused
-from loopguard.canonical import SCALARS
 from loopguard.fingerprint import arguments, digest, dumps, text_digest
 from loopguard.guard import Guard, Outcome, worth_masking
 from loopguard.outcome import HEADS
@@ -49,7 +49,7 @@ MOST_CHILDREN = 100
 #: Internal errors after which a run only watches.
 MOST_ERRORS = 3
 
-_NO_EXCERPTS: list[str | None] = [None] * EXCERPTS
+_NO_EXCERPTS: list[tuple[int, str] | None] = [None] * EXCERPTS
 
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
 
@@ -64,7 +64,7 @@ class Live:
         self.guard = guard
         self.bound = run.engine.bind(guard.tool)
         self.inexact = run.engine.bind(guard.tool, exact=False)
-        self.mode: Mode = effective_mode(guard.spec.mode, run.mode)
+        self.mode: Mode = effective_mode(cast("Mode | None", guard.spec.mode), run.mode)
         # The seed holds the tool's name: equal arguments of two tools are different calls.
         self.seed = xxh3_64_intdigest(guard.tool.name.encode("utf-8", "surrogatepass"), run.seed)
         facts = guard.facts(policy, run.secret_key)
@@ -157,13 +157,15 @@ class Run:
         #: Keys the digests of secrets and the fingerprints that telemetry shows.
         self.secret_key = key or noise[10:26]
         self.clock = clock or time.time
+        self.engine: Engine
+        self.seed: int
+        self._lock: Lock
         if shared and parent is not None:
-            self.engine: Engine = parent.engine
-            self._lock = parent._lock
-            self.seed = parent.seed
+            self.engine, self.seed, self._lock = parent.engine, parent.seed, parent._lock
+            parent.make_excerpts()
         else:
             self.engine = Engine(plan)
-            self._lock = threading.Lock()
+            self._lock = Lock()
             self.seed = digest(key, 0) if key else int.from_bytes(noise[26:34], "little")
         self._shared = shared
         self._take_lock()
@@ -172,8 +174,8 @@ class Run:
         self.tools: dict[Guard, Live] = {}
         #: Guards of tools that are called by name.
         self.named: dict[str, Guard] = {}
-        #: Texts of the last calls, each in the place of its number.
-        self.excerpts: list[str | None] = _NO_EXCERPTS
+        #: Number and text of the last calls, each in a place that its number gives.
+        self.excerpts: list[tuple[int, str] | None] = parent.excerpts if shared and parent else _NO_EXCERPTS
         self.would: dict[int, tuple[str, int]] = {}
         self._allowed: dict[str | None, int] = {}
         self.reply: int | None = None
@@ -247,13 +249,13 @@ class Run:
         except Exception as error:
             self.internal("run.admit", error)
             return 0
-        if seq.__class__ is int:
-            hit, owner = self._charge(live, seq)
-            if hit is None:
+        owner = self
+        if isinstance(seq, int):
+            charged = self._charge(live, seq)
+            if charged is None:
                 return seq
-        else:
-            hit, owner = seq, self
-        return self.refused(live, hit, owner, at, kind, key, target, args, kwargs, call_id)
+            seq, owner = charged
+        return self.refused(live, seq, owner, at, kind, key, target, args, kwargs, call_id)
 
     def done(
         self, guard: Guard, seq: int, result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], handle: Any = None
@@ -264,10 +266,10 @@ class Run:
             if result.__class__ is str and guard.simple and self.simple and result and result[0] not in HEADS:
                 # The usual result, a text that is no failure: what ``guard.outcome_of`` would say, without asking it.
                 raw = text_digest(result, self.seed)
-                self.excerpts[seq & 31] = result if len(result) <= EXCERPT_SIZE else result[:EXCERPT_SIZE]
+                self.excerpts[seq & 31] = (seq, result if len(result) <= EXCERPT_SIZE else result[:EXCERPT_SIZE])
                 call = engine.open.pop(seq, None)
                 before = call[0].op if call is not None else None
-                if before is None or before.outcome == raw or before.status or not worth_masking(call[0], seq, result):
+                if call is None or before is None or before.outcome == raw or not worth_masking(call[0], seq, result):
                     outcome: Outcome = (0, raw)
                 else:
                     outcome = (0, raw, 0, *guard.masked(self, before, result))
@@ -347,8 +349,7 @@ class Run:
         self.release = self._lock.release
 
     def _adopt(self, guard: Guard) -> Live:
-        if self.excerpts is _NO_EXCERPTS:
-            self.excerpts = [None] * EXCERPTS
+        self.make_excerpts()
         live = self.tools[guard] = Live(self, guard)
         if len(self.tools) > 1_000:
             self.tools.clear()
@@ -360,7 +361,7 @@ class Run:
     def _claimed(self, guard: Guard) -> bool:
         return claim(self, guard.tool.name)
 
-    def _charge(self, live: Live, seq: int) -> tuple[Hit | None, Run]:
+    def _charge(self, live: Live, seq: int) -> tuple[Hit, Run] | None:
         """Count the call in the runs above. One of them may forbid it."""
         for run in self.ancestors():
             if self._shared and run.engine is self.engine:
@@ -371,7 +372,7 @@ class Run:
                 with self._lock:
                     self.engine.withdraw(seq)
                 return hit, run
-        return None, self
+        return None
 
     def _restart_ancestors(self) -> None:
         for run in self.ancestors():
@@ -426,9 +427,7 @@ class Run:
         how = guard.spec.on_refuse or self.options.on_refuse
         if how == "raise":
             raise error
-        if how == "return":
-            return Instead(error.for_model())
-        return Instead(how(error))
+        return Instead(how(error) if callable(how) else error.for_model())
 
     def _enforces(self, live: Live, hit: Hit, owner: Run) -> bool:
         if hit.rule == "stop":
@@ -475,13 +474,19 @@ class Run:
 
     # -- excerpts ---------------------------------------------------------------------------------------------------
 
+    def make_excerpts(self) -> None:
+        """Make room for excerpts: a run in which nothing is called needs none."""
+        if self.excerpts is _NO_EXCERPTS:
+            self.excerpts = [None] * EXCERPTS
+
     def keep_excerpt(self, seq: int, text: str) -> None:
         """Keep the beginning of an outcome's text, to quote it and to compare it with volatile text taken out."""
-        self.excerpts[seq & 31] = text if len(text) <= EXCERPT_SIZE else text[:EXCERPT_SIZE]
+        self.excerpts[seq & 31] = (seq, text if len(text) <= EXCERPT_SIZE else text[:EXCERPT_SIZE])
 
     def excerpt(self, seq: int) -> str | None:
         """The kept text of this call, if no later call took its place."""
-        return self.excerpts[seq & 31] if 0 <= self.engine.seq - seq < EXCERPTS else None
+        kept = self.excerpts[seq & 31]
+        return kept[1] if kept is not None and kept[0] == seq else None
 
     # -- for hand-written agents ------------------------------------------------------------------------------------
 
@@ -674,9 +679,9 @@ def _uuid7(noise: bytes) -> str:
 
 def renew_locks() -> None:
     """After a fork: a lock may have been held by a thread that the child does not have."""
-    locks: dict[int, threading.Lock] = {}
+    locks: dict[int, Lock] = {}
     for live in list(_live):
         # Runs that count together have one lock; a run above may have ended and is asked all the same.
         for run in (live, *live.ancestors()):
-            run._lock = locks.setdefault(id(run.engine), threading.Lock())
+            run._lock = locks.setdefault(id(run.engine), Lock())
             run._take_lock()

@@ -7,15 +7,14 @@ by another task), where resetting by token raises.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
 from loopguard import _safety
-from loopguard.context import current
 from loopguard.config import effective_mode, policy_of, settings
+from loopguard.context import current
 from loopguard.errors import PolicyError, RunStopped
 from loopguard.no_run import NO_RUN, NoRun
 from loopguard.policy import MODES, Mode, Plan, Policy
@@ -29,7 +28,8 @@ R = TypeVar("R")
 
 #: Plans of the policies seen last: runs are opened often, policies are few.
 _plans: list[tuple[Policy, Limits | None, Plan]] = []
-_fork_hook = False
+#: Not empty once forks are looked after: with the first run, not at import.
+_forks: list[bool] = []
 
 #: What runs are made of, and their clock (seconds since the epoch; None = the system's).
 #: ``loopguard.testing`` puts its own in their place.
@@ -138,11 +138,10 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
         self._span: Any = None
 
     def _open(self) -> Run:
-        global _fork_hook
         if self._run is not None and not self._run.closed:
             raise RuntimeError("This guarded_run is open already; make a new one for each block.")
-        if not _fork_hook:
-            _fork_hook = True
+        if not _forks:
+            _forks.append(True)
             if hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=renew_locks)
         now = settings()
@@ -190,9 +189,11 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
     def __enter__(self) -> Run:
         return self._open()
 
+    # "bool | None": type checkers take a plain "bool" to mean that any exception may be swallowed, and complain about
+    # every ``return`` inside a block. Only ``on_stop="end"`` swallows, and only the run's own stop.
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    ) -> bool | None:
         return self._leave(error)
 
     async def __aenter__(self) -> Run:
@@ -200,7 +201,7 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    ) -> bool | None:
         return self._leave(error)
 
     def _again(self) -> Self:

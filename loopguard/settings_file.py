@@ -94,9 +94,7 @@ def policy_of(value: Policy | str | os.PathLike[str] | Mapping[str, Any] | None)
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def _settings_from(
-    table: Mapping[str, Any], path: Path, prefix: str, chain: tuple[Path, ...] = ()
-) -> FileSettings:
+def _settings_from(table: Mapping[str, Any], path: Path, prefix: str, chain: tuple[Path, ...] = ()) -> FileSettings:
     try:
         check_keys(table, KEYS, prefix.rstrip(".") or "The file")
         found: dict[str, Any] = {"path": path}
@@ -151,17 +149,13 @@ def _policy_from_file(path: Path, chain: tuple[Path, ...]) -> Policy:
     try:
         status = absolute.stat()
     except OSError as error:
-        raise PolicyError(
-            f"The policy file {str(path)!r} cannot be read: {error.strerror or error}."
-        ) from None
+        raise PolicyError(f"The policy file {str(path)!r} cannot be read: {error.strerror or error}.") from None
     stamp = (status.st_mtime_ns, status.st_size)
     known = _policy_files.get(absolute)
     if known is not None and known.stamp == stamp:
         return known.policy
     if absolute in chain:
-        raise PolicyError(
-            f"The policy file {str(path)!r} names itself as its policy. Name a preset or another file."
-        )
+        raise PolicyError(f"The policy file {str(path)!r} names itself as its policy. Name a preset or another file.")
     pyproject = absolute.name == "pyproject.toml"
     table = _pyproject_table(absolute) if pyproject else _load(absolute)
     if table is None:

@@ -202,8 +202,7 @@ def spec_from_function(func: Callable[..., Any], **options: Unpack[ToolOptions])
         return spec_from_options(name, given)
     facts = facts_of(func, signature)
     marked = {
-        what: [p for p, fact in facts.items() if getattr(fact, what)]
-        for what in ("primary", "ignored", "secret")
+        what: [p for p, fact in facts.items() if getattr(fact, what)] for what in ("primary", "ignored", "secret")
     }
     if marked["primary"]:
         given.setdefault("primary", tuple(marked["primary"]))
@@ -223,9 +222,7 @@ def spec_from_function(func: Callable[..., Any], **options: Unpack[ToolOptions])
     return replace(spec, injected=frozenset(injected))
 
 
-def check_parameters(
-    spec: ToolSpec, parameters: Mapping[str, inspect.Parameter], declared: Mapping[str, Any]
-) -> None:
+def check_parameters(spec: ToolSpec, parameters: Mapping[str, inspect.Parameter], declared: Mapping[str, Any]) -> None:
     """Raises ``PolicyError`` if ``declared`` names a parameter that is not there."""
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return
@@ -242,9 +239,7 @@ def check_parameters(
         for name in mentioned:
             if name not in parameters:
                 known = ", ".join(map(repr, parameters)) or "none"
-                message = (
-                    f"{option}={name!r} of tool {spec.name!r} names no parameter of it (it has: {known})"
-                )
+                message = f"{option}={name!r} of tool {spec.name!r} names no parameter of it (it has: {known})"
                 raise PolicyError(f"{message}.{did_you_mean(name, parameters)}")
 
 
@@ -306,7 +301,5 @@ def tools_from_toml(source: str | Path | Mapping[str, Any]) -> dict[str, ToolSpe
         elif isinstance(table, Mapping):
             specs[name] = spec_from_options(str(name), table)
         else:
-            raise PolicyError(
-                f"tool {name!r} is described by a table, not by {type(table).__name__} {table!r}."
-            )
+            raise PolicyError(f"tool {name!r} is described by a table, not by {type(table).__name__} {table!r}.")
     return specs

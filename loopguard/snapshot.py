@@ -78,9 +78,7 @@ def restore(plan: Plan, plain: Any) -> Engine:
     except StoreError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise StoreError(
-            f"The snapshot cannot be read: {type(error).__name__}. Fold the records again."
-        ) from error
+        raise StoreError(f"The snapshot cannot be read: {type(error).__name__}. Fold the records again.") from error
 
 
 def _shape(engine: Engine) -> list[Any]:
@@ -241,9 +239,7 @@ class _Reader:
             ledger.warned, ledger.allowed = _is(bool, warned), _is(bool, allowed)
             ledger.refused, ledger.round, ledger.last_seq, ledger.told = (_is(int, value) for value in counts)
             books.put(_pattern(pattern), ledger)
-        books.followed = [
-            [_is(str, r), str(Action(a)), _is(int, k), _is(int, n)] for r, a, k, n in plain["followed"]
-        ]
+        books.followed = [[_is(str, r), str(Action(a)), _is(int, k), _is(int, n)] for r, a, k, n in plain["followed"]]
         books.heeded = {(_is(str, rule), str(Action(a))): _is(int, n) for rule, a, n in plain["heeded"]}
         books.ignored = {(_is(str, rule), str(Action(a))): _is(int, n) for rule, a, n in plain["ignored"]}
         books.told_limits = {(_is(str, name), Action(action)) for name, action in plain["told_limits"]}
@@ -309,9 +305,7 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
-    raise StoreError(
-        f"A {type(value).__name__} cannot be part of a snapshot; use numbers, strings, None and tuples."
-    )
+    raise StoreError(f"A {type(value).__name__} cannot be part of a snapshot; use numbers, strings, None and tuples.")
 
 
 def _pattern_part(value: Any) -> Any:

@@ -93,9 +93,7 @@ def tools_of(value: str | os.PathLike[str] | Mapping[str, Any]) -> Mapping[str, 
     try:
         tools = tools_from_toml(value if isinstance(value, Mapping | str) else Path(value))
     except OSError as error:
-        raise PolicyError(
-            f"The file of tools {str(value)!r} cannot be read: {error.strerror or error}."
-        ) from None
+        raise PolicyError(f"The file of tools {str(value)!r} cannot be read: {error.strerror or error}.") from None
     return MappingProxyType(tools)
 
 
@@ -171,9 +169,7 @@ def _rules_in(table: Mapping[str, Any], where: str) -> list[tuple[str, Any, str]
     found = [(name, value, f"{where}.rules.{name}") for name, value in nested.items()]
     for name in _rule_types():
         if name in table and name in nested:
-            raise PolicyError(
-                f"{where}.{name} and {where}.rules.{name} speak of the same rule. Keep one of them."
-            )
+            raise PolicyError(f"{where}.{name} and {where}.rules.{name} speak of the same rule. Keep one of them.")
         if name in table:
             found.append((name, table[name], f"{where}.{name}"))
     return found
@@ -189,9 +185,7 @@ def _rule_change(base: Policy, name: str, value: Any, where: str) -> Rule | Off:
     if isinstance(value, Rule) and value.name == name:
         return value
     if not isinstance(value, Mapping):
-        raise PolicyError(
-            f"{where}={value!r} is not a table of thresholds. false removes the rule, true takes it."
-        )
+        raise PolicyError(f"{where}={value!r} is not a table of thresholds. false removes the rule, true takes it.")
     return rule.replace(**_fields_from(value, type(rule), where))
 
 
@@ -220,9 +214,7 @@ def check_keys(table: Mapping[str, Any], known: Iterable[str], where: str) -> No
         if key in _CODE_ONLY:
             raise PolicyError(f"{where} cannot hold {key!r}: it is an object. Give it in code.")
         if key in _RUNGS and "rules" in names:
-            raise PolicyError(
-                f"{where} has no key {key!r}. Rungs belong to a rule: {where}.rules.repeat.{key}."
-            )
+            raise PolicyError(f"{where} has no key {key!r}. Rungs belong to a rule: {where}.rules.repeat.{key}.")
         raise PolicyError(f"{where} has no key {key!r}.{nearest(key, names)}")
 
 

@@ -49,14 +49,14 @@ def _by_name(module: str, name: str) -> Any:
     return operator.attrgetter(name)(importlib.import_module(module))
 
 
-class _BoundTool(wrapt.BoundFunctionWrapper):
+class _BoundTool(wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]  # wrapt 1 is not generic at run time
     """A guarded method, bound to its instance."""
 
     # Read on the class (typing does so for runtime protocols), the C extension would make an empty dict there that
     # hides every wrapper's own annotations. A property in this very class body prevents it; an inherited one does not.
     @property
-    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: D105
-        return cast("dict[str, Any]", self.__wrapped__.__annotations__)
+    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.__wrapped__.__annotations__
 
     def __copy__(self) -> Any:
         return self
@@ -77,7 +77,7 @@ class _BoundTool(wrapt.BoundFunctionWrapper):
         return self.__reduce__()
 
 
-class GuardedTool(wrapt.FunctionWrapper):
+class GuardedTool(wrapt.FunctionWrapper):  # type: ignore[type-arg]
     """A tool function under guard: in every other respect the function itself.
 
     Signature, hints, docstring and kind of function are those of the function; it pickles by its qualified name and
@@ -91,8 +91,8 @@ class GuardedTool(wrapt.FunctionWrapper):
         self._self_guard = guard
 
     @property
-    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: D105
-        return cast("dict[str, Any]", self.__wrapped__.__annotations__)
+    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.__wrapped__.__annotations__
 
     def __copy__(self) -> Any:
         return self

@@ -148,8 +148,7 @@ def refused_text(finding: Finding, target: tuple[str, str] | None, excerpt: str 
 def stopped_text(reason: str) -> str:
     """What a model reads when the run is over."""
     return (
-        f"The run is over: {reason}. No further tool call will be executed. "
-        "Report what you have and what is missing."
+        f"The run is over: {reason}. No further tool call will be executed. Report what you have and what is missing."
     )
 
 

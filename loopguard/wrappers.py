@@ -75,7 +75,7 @@ def call(function_guard: Guard) -> Wrapper:
                     if len(data) <= EXCERPT and (
                         before is None or before.outcome == raw or not worth_masking(opened[0], seq, result)
                     ):
-                        run.excerpts[seq & 31] = result
+                        run.excerpts[seq & 31] = (seq, result)
                         run.acquire()
                         try:
                             hit = engine.close(opened, run.clock(), seq, 0, raw)
@@ -124,9 +124,7 @@ def async_call(function_guard: Guard) -> Wrapper:
     """For coroutine functions."""
     method_guard = function_guard.for_method()
 
-    async def guarded(
-        wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    async def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = current.get()
         guard = function_guard if instance is None else method_guard
         if run is None or run.closed:
@@ -180,8 +178,8 @@ def stream(function_guard: Guard) -> Wrapper:
             while True:
                 try:
                     if thrown is not None:
-                        thrown, error = None, thrown
-                        item = inner.throw(error)
+                        raised, thrown = thrown, None
+                        item = inner.throw(raised)
                     else:
                         item = next(inner) if sent is None else inner.send(sent)
                 except StopIteration as stop:
@@ -240,8 +238,8 @@ def async_stream(function_guard: Guard) -> Wrapper:
                         step, first = first, None
                         item = await step
                     elif thrown is not None:
-                        thrown, error = None, thrown
-                        item = await inner.athrow(error)
+                        raised, thrown = thrown, None
+                        item = await inner.athrow(raised)
                     else:
                         item = await (inner.__anext__() if sent is None else inner.asend(sent))
                 except StopAsyncIteration:

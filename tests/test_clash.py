@@ -102,9 +102,7 @@ def test_missing_dependency(install: Install) -> None:
 
 def test_damaged_files(install: Install) -> None:
     """Files that are gone or replaced are found by what was installed."""
-    folder = install(
-        "loopguard-otel", "0.1.0", {"loopguard/a.py": "1", "loopguard/b.py": "2", "loopguard/c.py": "3"}
-    )
+    folder = install("loopguard-otel", "0.1.0", {"loopguard/a.py": "1", "loopguard/b.py": "2", "loopguard/c.py": "3"})
     assert _clash.damaged_files() == []
     (folder / "loopguard/b.py").write_text("theirs")
     (folder / "loopguard/c.py").unlink()

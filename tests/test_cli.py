@@ -82,9 +82,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"loopguard {_clash.own_version() or '(not installed)'}\n"
 
 
-def test_arguments_of_the_process(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_arguments_of_the_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Without arguments given, those of the process are read."""
     monkeypatch.setattr(sys, "argv", ["loopguard", "--version"])
 

@@ -117,9 +117,7 @@ def test_threads() -> None:
 
     def work(name: str) -> None:
         for _ in range(50):
-            with configure(
-                **{name: {"mode": "observe", "store": "redis://x", "outside_run": "ignore"}[name]}
-            ):  # type: ignore[arg-type]
+            with configure(**{name: {"mode": "observe", "store": "redis://x", "outside_run": "ignore"}[name]}):  # type: ignore[arg-type]
                 settings()
 
     threads = [threading.Thread(target=work, args=(name,)) for name in ("mode", "store", "outside_run")]

@@ -196,9 +196,7 @@ class Terminal(io.TextIOWrapper):
         (False, {"TERM": "dumb"}, False),
     ],
 )
-def test_colours(
-    monkeypatch: pytest.MonkeyPatch, plain: bool, variables: dict[str, str], colours: bool
-) -> None:
+def test_colours(monkeypatch: pytest.MonkeyPatch, plain: bool, variables: dict[str, str], colours: bool) -> None:
     """Rich is used on a terminal, unless --plain, NO_COLOR or the terminal says no; the words stay the same."""
     for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM"):
         monkeypatch.delenv(name, raising=False)
@@ -268,9 +266,7 @@ class Collector:
     @property
     def spans(self) -> list[Any]:
         """All spans that arrived."""
-        requests = [
-            ExportTraceServiceRequest.FromString(b) for path, b in self.bodies if path == "/v1/traces"
-        ]
+        requests = [ExportTraceServiceRequest.FromString(b) for path, b in self.bodies if path == "/v1/traces"]
         return [
             span
             for request in requests
@@ -282,9 +278,7 @@ class Collector:
     @property
     def metrics(self) -> set[str]:
         """The names of all metrics that arrived."""
-        requests = [
-            ExportMetricsServiceRequest.FromString(b) for path, b in self.bodies if path == "/v1/metrics"
-        ]
+        requests = [ExportMetricsServiceRequest.FromString(b) for path, b in self.bodies if path == "/v1/metrics"]
         return {
             metric.name
             for request in requests
@@ -296,9 +290,7 @@ class Collector:
     @property
     def services(self) -> set[str]:
         """The names of the services that sent spans."""
-        requests = [
-            ExportTraceServiceRequest.FromString(b) for path, b in self.bodies if path == "/v1/traces"
-        ]
+        requests = [ExportTraceServiceRequest.FromString(b) for path, b in self.bodies if path == "/v1/traces"]
         return {
             attribute.value.string_value
             for request in requests

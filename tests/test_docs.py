@@ -160,9 +160,7 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def test_page(page: Path, in_empty_folder: None) -> None:
     """Each block of a page runs, in order, and prints what the page says."""
     printed = Printed()
-    titles = set(
-        re.findall(r'^```(python title="test_\w+\.py")$', page.read_text(encoding="utf-8"), re.MULTILINE)
-    )
+    titles = set(re.findall(r'^```(python title="test_\w+\.py")$', page.read_text(encoding="utf-8"), re.MULTILINE))
     document = Document.parse(
         str(page),
         CodeBlockParser("python", printed.run),
@@ -181,9 +179,7 @@ def test_page(page: Path, in_empty_folder: None) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_blocks_are_known(page: Path) -> None:
     """Each fenced block says what it is in words this file acts on, and each Python block compiles."""
-    blocks = re.findall(
-        r"^```([^\n]*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )
+    blocks = re.findall(r"^```([^\n]*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
     for info, source in blocks:
         assert KNOWN_INFO.fullmatch(info), info
@@ -263,6 +259,4 @@ def test_setup_is_two_commands() -> None:
     text = README.read_text(encoding="utf-8")
 
     assert re.search(r"^python -m pip install \. && python -m loopguard( +#.*)?$", text, re.MULTILINE)
-    assert re.search(
-        r"^python -m pip install -e '\.\[test\]' && python -m pytest( +#.*)?$", text, re.MULTILINE
-    )
+    assert re.search(r"^python -m pip install -e '\.\[test\]' && python -m pytest( +#.*)?$", text, re.MULTILINE)

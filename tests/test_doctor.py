@@ -88,9 +88,7 @@ def test_healthy(examine: Doctor) -> None:
     assert report.endswith("\nno problems\n")
 
 
-def test_settings_and_where_they_came_from(
-    examine: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_settings_and_where_they_came_from(examine: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each setting is shown with the one who said it; secrets are not shown."""
     (tmp_path / "loopguard.toml").write_text("outside_run = 'ignore'\n[tools.b]\n[tools.a]\n")
     monkeypatch.setenv("LOOPGUARD_STORE", "redis://user:hunter2@host/0")
@@ -207,9 +205,7 @@ def test_module_of_tools(examine: Doctor, agent_tools: types.ModuleType) -> None
     assert "act                guarded   (kind unknown)" in report
     assert "problem: bare is not guarded. Put @guarded_tool on it" in report
     assert 'act: say kind="read"' in report
-    assert not any(
-        f" {name} " in report.partition("tools of")[2] for name in ("_hidden", "imported", "Some", "number")
-    )
+    assert not any(f" {name} " in report.partition("tools of")[2] for name in ("_hidden", "imported", "Some", "number"))
 
 
 @pytest.mark.parametrize(
@@ -230,9 +226,7 @@ def test_collections_of_tools(
     assert said in found[1]
 
 
-def test_tools_of_the_working_directory(
-    examine: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tools_of_the_working_directory(examine: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module beside the user is found, and what it configures is in the report."""
     (tmp_path / "my_tools_here.py").write_text(
         "from loopguard.config import configure\nconfigure(outside_run='raise')\ndef bare(): ...\n"

@@ -57,9 +57,7 @@ def test_policy_of() -> None:
     assert policy_of("loopctl") == Policy.loopctl()
     assert policy_of("loopctl") is policy_of("loopctl")
     assert policy_of({"window": 80}).window == 80
-    assert (
-        policy_of("own.toml").window == policy_of(path).window == policy_of(str(path.absolute())).window == 70
-    )
+    assert policy_of("own.toml").window == policy_of(path).window == policy_of(str(path.absolute())).window == 70
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -82,10 +80,7 @@ def test_policy_file_is_read_again_when_it_changed() -> None:
 def test_many_policy_files() -> None:
     """Files made on the fly are forgotten, not kept."""
     for number in range(205):
-        assert (
-            policy_of(write(f"window = {number + 50}\nhistory = 400", f"p{number}.toml")).window
-            == number + 50
-        )
+        assert policy_of(write(f"window = {number + 50}\nhistory = 400", f"p{number}.toml")).window == number + 50
     from loopguard import settings_file
 
     assert len(settings_file._policy_files) <= 100
@@ -159,9 +154,7 @@ def test_file(name: str) -> None:
     assert now.policy == Policy(Repeat(warn_after=4), window=60)
     assert (now.mode, now.outside_run, now.store) == ("observe", "ignore", "redis://file/0")
     assert now.limits == Limits(calls=200)
-    assert now.telemetry == Telemetry(
-        events="both", annotate_parent=False, event_prefix="acme.", capture="key"
-    )
+    assert now.telemetry == Telemetry(events="both", annotate_parent=False, event_prefix="acme.", capture="key")
     assert now.tools["Bash"].primary == ("command",)
 
 

@@ -28,9 +28,7 @@ def test_rules_in_a_table() -> None:
     policy = policy_from_mapping(table)
 
     assert repeat_of(policy) == Repeat(warn_after=4)
-    assert {rule.name for rule in policy.rules} == {rule.name for rule in Policy().rules} - {"failing"} | {
-        "same_call"
-    }
+    assert {rule.name for rule in policy.rules} == {rule.name for rule in Policy().rules} - {"failing"} | {"same_call"}
     assert SameCall() in policy.rules
     assert policy_from_mapping({"repeat": {"warn_after": 4}}) == Policy(Repeat(warn_after=4))
     assert policy_from_mapping({"repeat": Repeat(warn_after=4)}) == Policy(Repeat(warn_after=4))
@@ -40,9 +38,7 @@ def test_what_a_preset_takes() -> None:
     """Keywords of a preset stand beside it, and a rule of a preset keeps its class."""
     assert policy_from_mapping({"preset": "loopctl", "window": 200}) == Policy.loopctl(window=200)
     assert policy_from_mapping({"preset": "rysh", "refuse_after": 4}) == Policy.rysh(refuse_after=4)
-    counted = policy_from_mapping(
-        {"preset": "loopctl", "repeat": {"warn_after": 7, "thresholds": {"b": 2, "a": 3}}}
-    )
+    counted = policy_from_mapping({"preset": "loopctl", "repeat": {"warn_after": 7, "thresholds": {"b": 2, "a": 3}}})
     assert repeat_of(counted) == RepeatTally(warn_after=7, thresholds=(("a", 3), ("b", 2)))
 
 

@@ -414,9 +414,7 @@ def test_an_agent_of_unguarded_tools() -> None:
         raise LookupError("no index")
 
     with guarded_run("bare") as run:
-        told = ScriptedAgent(
-            [("bare", {"query": "x"}), ("broken", {"query": "x"})], tools=[bare, broken]
-        ).run()
+        told = ScriptedAgent([("bare", {"query": "x"}), ("broken", {"query": "x"})], tools=[bare, broken]).run()
 
     assert told == ["no results", "LookupError: no index"]
     assert (run.stats.calls, run.stats.failed) == (2, 1)

@@ -46,19 +46,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="loopguard", description="Notices when an agent's tool calls go round in circles."
     )
-    parser.add_argument(
-        "--version", action="version", version=f"loopguard {_clash.own_version() or '(not installed)'}"
-    )
-    parser.add_argument(
-        "--plain", action="store_true", help="the demo as plain text, also where rich is installed"
-    )
+    parser.add_argument("--version", action="version", version=f"loopguard {_clash.own_version() or '(not installed)'}")
+    parser.add_argument("--plain", action="store_true", help="the demo as plain text, also where rich is installed")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="command")
     parser.set_defaults(command="demo")
     demo = commands.add_parser("demo", help="show a healthy run and loops that are caught (the default)")
     # Suppressed, or the default here would take back what stood before the command.
-    demo.add_argument(
-        "--plain", action="store_true", default=argparse.SUPPRESS, help="plain text, without rich"
-    )
+    demo.add_argument("--plain", action="store_true", default=argparse.SUPPRESS, help="plain text, without rich")
     doctor = commands.add_parser(
         "doctor", help="check the installation, the settings and your tools", description=_DOCTOR
     )

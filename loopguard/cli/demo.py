@@ -167,11 +167,7 @@ def _steps(scene: Scene, most: int | None = None) -> Iterator[Line]:
             calls = f"#{first}" if first == number else f"#{first}-#{number}"
             times = f" ×{len(steps)}" if len(steps) > 1 else ""
             # A refused call is the one before it.
-            text = (
-                f"{calls} {outcome}{times}"
-                if refused and asked == known
-                else f"{calls} {asked}  {outcome}{times}"
-            )
+            text = f"{calls} {outcome}{times}" if refused and asked == known else f"{calls} {asked}  {outcome}{times}"
             known = asked
             if line and sum(len(piece) for piece, _ in line) + len(text) > WIDTH - 4:
                 yield line

@@ -177,21 +177,15 @@ def _packages(report: Report) -> None:
 def _telemetry(report: Report) -> None:
     report.title("opentelemetry")
     api = sys.modules.get("opentelemetry.trace")
-    provider = (
-        type(api.get_tracer_provider()).__name__ if api is not None else "OpenTelemetry is not imported here"
-    )
-    report.row(
-        "tracer provider", provider, "" if api is not None else "(no spans until the application sets one)"
-    )
+    provider = type(api.get_tracer_provider()).__name__ if api is not None else "OpenTelemetry is not imported here"
+    report.row("tracer provider", provider, "" if api is not None else "(no spans until the application sets one)")
     values = {name: os.environ[name] for name in _OTEL if os.environ.get(name)}
     for name, value in values.items():
         report.row(name, _hidden(name, value))
     if not values:
         report.row("environment", "no OTEL_ variable is set")
     if any("ENDPOINT" in name for name in values) and not _installed("opentelemetry-sdk"):
-        report.problem(
-            'an OTLP endpoint is set and nothing can send there. pip install "loopguard-otel[otel]"'
-        )
+        report.problem('an OTLP endpoint is set and nothing can send there. pip install "loopguard-otel[otel]"')
 
 
 def _tools(report: Report, target: str, tools: Mapping[str, Any]) -> None:
@@ -202,9 +196,7 @@ def _tools(report: Report, target: str, tools: Mapping[str, Any]) -> None:
     for name, tool in tools.items():
         spec = spec_of(tool)
         if spec is None:
-            report.problem(
-                f"{name} is not guarded. Put @guarded_tool on it, or use guard_tools on all of them."
-            )
+            report.problem(f"{name} is not guarded. Put @guarded_tool on it, or use guard_tools on all of them.")
             continue
         kind = kind_text(spec)
         if not kind:
@@ -267,9 +259,7 @@ def spec_of(tool: Any) -> Any:
         if one is not None and is_guarded(one):
             guarded = getattr(one, "__func__", one) if isinstance(one, staticmethod | classmethod) else one
             # A method that is bound to its instance has its guard on the function it was bound from.
-            holder: Any = (
-                guarded if hasattr(guarded, "_self_guard") else getattr(guarded, "_self_parent", None)
-            )
+            holder: Any = guarded if hasattr(guarded, "_self_guard") else getattr(guarded, "_self_parent", None)
             return holder._self_guard.spec
     return None
 
@@ -287,9 +277,7 @@ def kind_text(spec: Any) -> str:
 
 
 def _tools_in(module: ModuleType) -> dict[str, Any]:
-    members = {
-        name: value for name, value in vars(module).items() if not name.startswith("_") and callable(value)
-    }
+    members = {name: value for name, value in vars(module).items() if not name.startswith("_") and callable(value)}
     return {
         name: value
         for name, value in members.items()
@@ -318,9 +306,7 @@ def _shown(name: str, value: Any) -> str:
 
 def _policy_text(policy: Policy) -> str:
     preset = next((name for name, make in PRESETS.items() if make() == policy), None)
-    rules = ", ".join(
-        f"{rule.name} {'/'.join(str(rung or 0) for rung in _rungs(rule))}" for rule in policy.rules
-    )
+    rules = ", ".join(f"{rule.name} {'/'.join(str(rung or 0) for rung in _rungs(rule))}" for rule in policy.rules)
     return f"{preset or 'own'} · {rules or 'no rules'} · window {policy.window}"
 
 
@@ -329,9 +315,7 @@ def _rungs(rule: Any) -> tuple[int | None, ...]:
 
 
 def _limits_text(limits: Limits) -> str:
-    changed = {
-        name: getattr(limits, name) for name in ("calls", "refusals") if getattr(limits, name) is not None
-    }
+    changed = {name: getattr(limits, name) for name in ("calls", "refusals") if getattr(limits, name) is not None}
     text = ", ".join(f"{name} {value}" for name, value in changed.items())
     tools = f"{len(limits.calls_per_tool)} tools" if limits.calls_per_tool else ""
     return ", ".join(filter(None, (text, tools))) or "a warning only"
@@ -346,8 +330,6 @@ _SHOW: Final[dict[str, Callable[[Any], str]]] = {
     "tools": lambda tools: ", ".join(sorted(tools)),
     "store": lambda store: _hidden("store", store),
     "on_finding": lambda function: getattr(function, "__qualname__", type(function).__name__),
-    "telemetry": lambda telemetry: (
-        f"spans {telemetry.spans}, events {telemetry.events}, capture {telemetry.captures}"
-    ),
+    "telemetry": lambda telemetry: f"spans {telemetry.spans}, events {telemetry.events}, capture {telemetry.captures}",
     "limits": _limits_text,
 }

@@ -45,9 +45,7 @@ def sender() -> Iterator[Sender]:
         try:
             to: Sender = OtlpSender(said)
         except ImportError:
-            to = Sender(
-                ("spans", f'{ENDPOINT} is set; sending needs an extra: pip install "loopguard-otel[otel]"')
-            )
+            to = Sender(("spans", f'{ENDPOINT} is set; sending needs an extra: pip install "loopguard-otel[otel]"'))
         yield to
         to.finish()
 
@@ -83,14 +81,9 @@ class OtlpSender(Sender):
         super().__init__()
         self._said = said
         # What the environment says about the resource comes first.
-        named = (
-            "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
-            or "OTEL_SERVICE_NAME" in os.environ
-        )
+        named = "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "") or "OTEL_SERVICE_NAME" in os.environ
         resource = Resource.create({} if named else {"service.name": "loopguard-demo"})
-        waits = any(
-            name in os.environ for name in (f"{ENDPOINT[:-8]}TIMEOUT", f"{ENDPOINT[:-8]}TRACES_TIMEOUT")
-        )
+        waits = any(name in os.environ for name in (f"{ENDPOINT[:-8]}TIMEOUT", f"{ENDPOINT[:-8]}TRACES_TIMEOUT"))
         options: dict[str, Any] = {} if waits else {"timeout": TIMEOUT}
         self._spans = Counting(OTLPSpanExporter(**options))
         self._tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -98,9 +91,7 @@ class OtlpSender(Sender):
         self._reader = InMemoryMetricReader()
         self._meters = MeterProvider([self._reader], resource=resource, shutdown_on_exit=False)
         self._metrics = OTLPMetricExporter(**options) if endpoint("metrics") else None
-        self._configured = configure(
-            telemetry=Telemetry(tracer_provider=self._tracers, meter_provider=self._meters)
-        )
+        self._configured = configure(telemetry=Telemetry(tracer_provider=self._tracers, meter_provider=self._meters))
         self._tracer = self._tracers.get_tracer("loopguard.demo")
 
     def trace(self, agent: str) -> AbstractContextManager[object]:

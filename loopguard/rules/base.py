@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from loopguard.errors import PolicyError
@@ -132,7 +133,9 @@ class Rule:
         known = {field.name for field in fields(self)}
         for name in changes:
             if name not in known:
-                raise PolicyError(f"{type(self).__name__} has no threshold {name!r}. It has {', '.join(sorted(known))}.")
+                raise PolicyError(
+                    f"{type(self).__name__} has no threshold {name!r}. It has {', '.join(sorted(known))}."
+                )
         return replace(self, **changes)
 
     @classmethod
@@ -165,7 +168,7 @@ def check_rungs(
                 f"Raise window to {rung} or lower {name}."
             )
     on = [(name, rung) for name, rung in zip(names, rungs, strict=True) if rung]
-    for (name, rung), (higher, next_rung) in zip(on, on[1:], strict=False):
+    for (name, rung), (higher, next_rung) in pairwise(on):
         if rung > next_rung:
             raise PolicyError(
                 f"{title}({name}={rung}, {higher}={next_rung}) is out of order: "

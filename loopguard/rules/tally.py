@@ -145,9 +145,7 @@ class FailingTally(Rule):
         mine = [op for op in window if op.key == call.key]
         if not mine or not mine[-1].outcome:
             return None
-        return self._found(
-            (call.key, mine[-1].outcome), [op for op in mine if op.outcome == mine[-1].outcome]
-        )
+        return self._found((call.key, mine[-1].outcome), [op for op in mine if op.outcome == mine[-1].outcome])
 
     def window(self, index: Index, entry: Entry) -> list[Operation]:
         """The operations that are counted: the last ones, without those that were forgotten."""
@@ -164,9 +162,7 @@ class FailingTally(Rule):
         return tally_evidence(self.name, pair, failed, self.warn_after or 0, self.stop_after or 0)
 
 
-def tally_evidence(
-    name: str, pair: tuple[int, int], ops: Sequence[Operation], warn: int, stop: int
-) -> Evidence:
+def tally_evidence(name: str, pair: tuple[int, int], ops: Sequence[Operation], warn: int, stop: int) -> Evidence:
     """Evidence for operations counted by (key, outcome)."""
     return Evidence(
         (name, *pair),

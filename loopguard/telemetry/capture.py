@@ -96,9 +96,7 @@ class Capture:
         self.level = settings.captures
         self._redact = settings.redact
 
-    def at_start(
-        self, attributes: dict[str, AttributeValue], key_text: str | None, arguments: object = None
-    ) -> None:
+    def at_start(self, attributes: dict[str, AttributeValue], key_text: str | None, arguments: object = None) -> None:
         """Add key and arguments to the attributes of a span."""
         if self.level == "none":
             return

@@ -106,9 +106,7 @@ class LoopEvents:
             logger.emit(
                 timestamp=time.time_ns(),  # the SDK sets the observed time only
                 context=context,
-                severity_number=SeverityNumber.ERROR
-                if finding.action is Action.STOP
-                else SeverityNumber.WARN,
+                severity_number=SeverityNumber.ERROR if finding.action is Action.STOP else SeverityNumber.WARN,
                 body=names.clean(finding.message),
                 attributes=attributes,
                 event_name=self._name,
@@ -122,7 +120,5 @@ class LoopEvents:
         # Asked again at each finding until there is one: the provider may be set after the tracer's.
         provider = otel.logger_provider(self._settings)
         if provider is not None:
-            self._logger = provider.get_logger(
-                names.SCOPE, version=otel.version(), schema_url=names.SCHEMA_URL
-            )
+            self._logger = provider.get_logger(names.SCOPE, version=otel.version(), schema_url=names.SCHEMA_URL)
         return self._logger

@@ -98,9 +98,7 @@ def duration_histogram(settings: Telemetry) -> Histogram | None:
     }
     ours = meter(provider)
     try:
-        return ours.create_histogram(
-            names.DURATION, explicit_bucket_boundaries_advisory=DURATION_BUCKETS, **options
-        )
+        return ours.create_histogram(names.DURATION, explicit_bucket_boundaries_advisory=DURATION_BUCKETS, **options)
     except TypeError:
         # Before opentelemetry-api 1.30 an instrument could not suggest its buckets.
         return ours.create_histogram(names.DURATION, **options)

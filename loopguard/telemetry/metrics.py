@@ -92,8 +92,7 @@ class Metrics:
         # Re-entrant: a run may be collected, and close itself, while this very thread holds the lock.
         self._lock = threading.RLock()
         self._series: dict[str, Series] = {
-            name: {}
-            for name in (names.DETECTIONS, names.RUNS, names.CALLS, names.WASTED_CALLS, names.INTERVENTIONS)
+            name: {} for name in (names.DETECTIONS, names.RUNS, names.CALLS, names.WASTED_CALLS, names.INTERVENTIONS)
         }
         self._live: dict[int, _LiveRun] = {}
         # Filled by the garbage collector at any moment, so without the lock; emptied under it.

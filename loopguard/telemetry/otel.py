@@ -12,7 +12,6 @@ import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from loopguard.telemetry import names
 from loopguard.version import VERSION
 
 if TYPE_CHECKING:
@@ -82,7 +81,6 @@ def _wanted(module: str, variable: str) -> bool:
 def version() -> str:
     """The version of loopguard, for the instrumentation scope."""
     return VERSION
-
 
 
 class ContextFunctions(NamedTuple):

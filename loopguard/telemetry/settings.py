@@ -66,9 +66,7 @@ class Telemetry:
         for name, choices in _CHOICES.items():
             _check_choice(name, getattr(self, name), choices)
         if self.redact is not None and not callable(self.redact):
-            raise PolicyError(
-                f"Telemetry(redact={self.redact!r}) is not callable. Give a function of a text, or None."
-            )
+            raise PolicyError(f"Telemetry(redact={self.redact!r}) is not callable. Give a function of a text, or None.")
         if not isinstance(self.annotate_parent, bool):
             raise PolicyError(f"Telemetry(annotate_parent={self.annotate_parent!r}): give True or False.")
         prefix: object = self.event_prefix

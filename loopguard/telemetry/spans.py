@@ -122,9 +122,7 @@ class Spans:
                 current = context.get(self._key)
                 # Most calls have the same parent, and reading the attributes of a span costs a microsecond.
                 if self._adopts and current is not None and current is not self._no_tool:
-                    handle = self._adopt(
-                        cast("Span", current), run_id, tool, agent, seq, call_id, key_text, arguments
-                    )
+                    handle = self._adopt(cast("Span", current), run_id, tool, agent, seq, call_id, key_text, arguments)
                     if handle is not None:
                         return handle
             if self._start_span is None:
@@ -242,9 +240,7 @@ class Spans:
 
     def _is_new(self, span: Span, context: Context) -> bool:
         identity = span.get_span_context()
-        return (
-            identity.is_valid and identity.span_id != self._current_span(context).get_span_context().span_id
-        )
+        return identity.is_valid and identity.span_id != self._current_span(context).get_span_context().span_id
 
     # A framework's span.
 
@@ -388,9 +384,7 @@ class Spans:
         return span if self._annotates and span.is_recording() else None
 
     @_safety.guarded("telemetry.run_end")
-    def run_end(
-        self, parent: Span | None, outcome: str, calls: int, findings: int, wasted_calls: int
-    ) -> None:
+    def run_end(self, parent: Span | None, outcome: str, calls: int, findings: int, wasted_calls: int) -> None:
         """Write how a run ended on the span from ``parent``, if that has not ended itself."""
         if parent is not None and parent.is_recording():
             parent.set_attributes(

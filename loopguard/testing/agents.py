@@ -163,9 +163,7 @@ class ScriptedAgent:
                     return
                 continue
             if made >= self.most:
-                raise AssertionError(
-                    f"The agent made {made} calls and nothing ended it. Is a run open around it?"
-                )
+                raise AssertionError(f"The agent made {made} calls and nothing ended it. Is a run open around it?")
             made, skipped = made + 1, 0
             yield ask
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from loopguard import _safety, scope
+from loopguard.context import Instead
 from loopguard.errors import RunStopped, ToolCallRefused
 from loopguard.guard import Guard, Stream
 from loopguard.records import Finding
 from loopguard.report import Nudge, Reporter
-from loopguard.run import Instead, Run
+from loopguard.run import Run
 
 Ending = Literal["open", "ok", "failed", "abandoned", "refused", "stopped"]
 
@@ -169,9 +170,7 @@ class ObservedRun(Run):
         for captured in self.heard_by:
             captured.runs.append(self)
 
-    def admit(
-        self, guard: Guard, args: tuple[Any, ...], kwargs: Mapping[str, Any], call_id: str | None = None
-    ) -> Any:
+    def admit(self, guard: Guard, args: tuple[Any, ...], kwargs: Mapping[str, Any], call_id: str | None = None) -> Any:
         """See :meth:`Run.admit`."""
         call = CapturedCall(guard.tool.name, dict(guard.binder.named(args, dict(kwargs))), self.name)
         try:
@@ -224,9 +223,7 @@ class ObservedRun(Run):
         for captured in self.heard_by:
             captured.calls.append(call)
 
-    def _ended(
-        self, seq: int, ending: Ending, result: Any = None, error: BaseException | None = None
-    ) -> None:
+    def _ended(self, seq: int, ending: Ending, result: Any = None, error: BaseException | None = None) -> None:
         call = self._calls.pop(seq, None)
         if call is not None:
             call.ending, call.result, call.error = ending, result, error

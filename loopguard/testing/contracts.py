@@ -125,9 +125,7 @@ class RuleContract:
         if not self.lenient:
             for rungs in ((6, 5, 10), (3, 8, 7), (9, 0, 8)):
                 changed = dict(zip(("warn_after", "refuse_after", "stop_after"), rungs, strict=True))
-                assert "out of order" in _error(
-                    lambda changed=changed: rule.replace(**changed).check(50, True)
-                )
+                assert "out of order" in _error(lambda changed=changed: rule.replace(**changed).check(50, True))
 
     def test_a_refusal_comes_to_an_end(self, rule: Rule) -> None:
         """A rule that refuses and never stops is a ``PolicyError``, unless endless refusals are wished for."""
@@ -207,9 +205,7 @@ class RuleContract:
     # -- helpers ----------------------------------------------------------------------------------------------------
 
     def _settings(self, rule: Rule) -> dict[str, Any]:
-        windows = (
-            window for window in range(self.window, 1_000) if not _error(partial(rule.check, window, True))
-        )
+        windows = (window for window in range(self.window, 1_000) if not _error(partial(rule.check, window, True)))
         window = next(windows, 1_000)
         return {"window": window, "history": window + 3, "endless_refusals": True}
 

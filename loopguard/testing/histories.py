@@ -77,11 +77,7 @@ def random_step(chance: random.Random, arguments: int = 4) -> Step:
     """A step as real runs have them: many repeats, some failures, few notes."""
     what = chance.choices(("start", "end", chance.choice(NOTES)), (48, 48, 4))[0]
     failed = chance.random() < 0.3
-    status = (
-        chance.choice((Status.FAILED, Status.FAILED, Status.DENIED, Status.ABANDONED))
-        if failed
-        else Status.OK
-    )
+    status = chance.choice((Status.FAILED, Status.FAILED, Status.DENIED, Status.ABANDONED)) if failed else Status.OK
     return Step(
         what,
         # A few calls come often, so that rows grow.
@@ -106,9 +102,7 @@ class Fold:
     ``timed=False`` leaves the time out of all records.
     """
 
-    def __init__(
-        self, engine: Engine, tools: tuple[Tool, ...] = TOOLS, timed: bool = True, now: int = 0
-    ) -> None:
+    def __init__(self, engine: Engine, tools: tuple[Tool, ...] = TOOLS, timed: bool = True, now: int = 0) -> None:
         self.engine = engine
         self.tools = tools
         self.timed = timed
@@ -218,13 +212,7 @@ class Log:
         op = engine.history[-1]
         known = any(old.key == op.key and old.n > op.n - policy.window for old in self.operations)
         self.operations.append(op)
-        if (
-            op.kind == Kind.WRITE
-            and op.status == Status.OK
-            and step.changed
-            and not known
-            and policy.restarts
-        ):
+        if op.kind == Kind.WRITE and op.status == Status.OK and step.changed and not known and policy.restarts:
             self.restarted = before
         tool = next(tool for tool in self.fold.tools if tool.name == op.tool)
         if op.status and op.error_class == ErrorClass.RECOVERABLE and tool.edits and targets[op.seq]:

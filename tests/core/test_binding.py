@@ -316,9 +316,7 @@ def test_the_primary_values_of_a_mapping_form_the_key() -> None:
     assert reads.target({"x": 1}) is None
     assert reads.kind({"path": "rm x"}) == Kind.WRITE
     assert MappingBinder(spec_from_options("t", {"reads": "p"})).kind({"p": "a"}) == Kind.READ
-    assert (
-        MappingBinder(spec_from_options("t", {"reads": lambda named: named["p"]})).target({"p": "a"}) == "a"
-    )
+    assert MappingBinder(spec_from_options("t", {"reads": lambda named: named["p"]})).target({"p": "a"}) == "a"
     assert reads.suggestion({}) is None
 
 

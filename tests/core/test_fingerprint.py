@@ -296,9 +296,7 @@ anything = st.recursive(
     | st.uuids()
     | st.sampled_from([Colour.RED, Level.LOW, Word.RED, Point(1)]),
     lambda inner: (
-        st.lists(inner)
-        | st.tuples(inner, inner)
-        | st.dictionaries(st.text() | st.integers() | st.dates(), inner)
+        st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | st.integers() | st.dates(), inner)
     ),
     max_leaves=20,
 )
@@ -360,9 +358,7 @@ def test_many_members_take_the_same_form() -> None:
     assert canonical(row) == orjson.dumps(row)
     assert canonical(table) == orjson.dumps(table, option=orjson.OPT_SORT_KEYS)
     assert canonical({number: number for number in row}) != canonical(table)
-    assert canonical({**table, "deep": row}) == orjson.dumps(
-        {**table, "deep": row}, option=orjson.OPT_SORT_KEYS
-    )
+    assert canonical({**table, "deep": row}) == orjson.dumps({**table, "deep": row}, option=orjson.OPT_SORT_KEYS)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ from loopguard.policy import Plan, Policy
 from loopguard.records import Action, ErrorClass, Hit, Kind, Status, Tool
 from loopguard.rules import Failing, Limits, Poll, Repeat, SameCall
 
-READ, WRITE, UNKNOWN, POLL, SAMPLE = (int(kind) for kind in (Kind.READ, Kind.WRITE, Kind.UNKNOWN, Kind.POLL, Kind.SAMPLE))
+READ, WRITE, UNKNOWN, POLL, SAMPLE = (
+    int(kind) for kind in (Kind.READ, Kind.WRITE, Kind.UNKNOWN, Kind.POLL, Kind.SAMPLE)
+)
 THINK = int(Kind.THINK)
 FAILED = int(Status.FAILED)
 
@@ -29,7 +31,13 @@ class Agent:
         return self.engine.start(more.pop("at", None), self.engine.bind(tool), kind, key, **more)
 
     def call(
-        self, key: int = 1, outcome: int = 10, kind: int = READ, tool: Tool | str = "read", at: float | None = None, **more: Any
+        self,
+        key: int = 1,
+        outcome: int = 10,
+        kind: int = READ,
+        tool: Tool | str = "read",
+        at: float | None = None,
+        **more: Any,
     ) -> str:
         """Make a call. Returns "run", or the action that came of it: "warn", "refuse", "stop"."""
         target = more.pop("target", 0)
@@ -416,7 +424,9 @@ def test_a_call_of_unknown_kind_is_not_between_itself() -> None:
 
 def test_the_call_between_slides_out() -> None:
     """Once the match before it left the window the call of unknown kind does not lie between two matches any more."""
-    policy = Policy.of(Repeat(warn_after=2, refuse_after=3, stop_after=4, unknown_refuse_after=0, unknown_stop_after=0), window=6)
+    policy = Policy.of(
+        Repeat(warn_after=2, refuse_after=3, stop_after=4, unknown_refuse_after=0, unknown_stop_after=0), window=6
+    )
     agent = Agent(policy)
     agent.call()
     agent.call(500, kind=UNKNOWN, tool="run")

@@ -242,9 +242,7 @@ def test_bound_of_a_repeated_history(name: str, cycle: list[Step]) -> None:
 # -- a linear history -----------------------------------------------------------------------------------------------
 
 
-def linear(
-    policy: Policy, key: Callable[[int], int], outcome: Callable[[int], int], data: st.DataObject
-) -> None:
+def linear(policy: Policy, key: Callable[[int], int], outcome: Callable[[int], int], data: st.DataObject) -> None:
     """Fold a history in which something is new at each step; nothing may be said about it."""
     engine = Engine(Plan(policy.replace(limits=Limits(soft_calls=0))))
     for n in range(1, 80):
@@ -253,9 +251,7 @@ def linear(
         tool, kind, first, target = call_of(a, 0)
         seq = engine.start(float(n), engine.bind(tool), kind, first + key(n), target)
         assert not isinstance(seq, Hit)
-        hit = engine.end(
-            float(n), seq, status, outcome(n), outcome(n), error_class=data.draw(st.integers(0, 7))
-        )
+        hit = engine.end(float(n), seq, status, outcome(n), outcome(n), error_class=data.draw(st.integers(0, 7)))
         assert hit is None
 
 

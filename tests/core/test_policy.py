@@ -221,7 +221,9 @@ def test_rungs_of_a_tool_hold_for_repeat() -> None:
         ({"warn_after": 6, "refuse_after": 12, "stop_after": None}, (6, 12, None)),
     ],
 )
-def test_the_second_ladder_gives_way_to_a_tools_rungs(rungs: dict[str, int | None], unknown: tuple[int | None, ...]) -> None:
+def test_the_second_ladder_gives_way_to_a_tools_rungs(
+    rungs: dict[str, int | None], unknown: tuple[int | None, ...]
+) -> None:
     """Whoever names one rung of a tool need not know of the ladder for calls of unknown kind."""
     rules = Plan(Policy(endless_refusals=True)).rules_for(Tool("a", rungs=tuple(rungs.items()))).all
     repeat = next(rule for rule in rules if isinstance(rule, Repeat))

@@ -17,9 +17,7 @@ EXAMPLES = [
     pytest.param(SMALL_FAILING, id="Failing-small"),
     pytest.param(SMALL_POLL, id="Poll-small"),
     pytest.param(SameCall(warn_after=2, refuse_after=3, stop_after=6), id="SameCall-small"),
-    pytest.param(
-        RepeatTally(warn_after=3, stop_after=4, thresholds=(("run", 2),)), id="RepeatTally-thresholds"
-    ),
+    pytest.param(RepeatTally(warn_after=3, stop_after=4, thresholds=(("run", 2),)), id="RepeatTally-thresholds"),
     pytest.param(SameTool(), id="SameTool"),
 ]
 

@@ -51,9 +51,7 @@ def test_a_marker_is_no_text_and_prints_as_its_name(mark: Any) -> None:
     assert mark.__name__ == repr(mark) == repr(mark())
     assert f"x: Annotated[str, {mark.__name__}]" in str(
         inspect.signature(lambda x: None).replace(
-            parameters=[
-                inspect.Parameter("x", inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[str, mark])
-            ]
+            parameters=[inspect.Parameter("x", inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[str, mark])]
         )
     ).replace("typing.", "")
 
@@ -71,9 +69,7 @@ def test_markers_copy_compare_and_pickle(mark: Any) -> None:
 def test_annotations_say_what_options_say() -> None:
     """Class and instance of a marker mean the same."""
 
-    def tool(
-        a: Annotated[str, Primary], b: Annotated[int, Ignored()], c: Annotated[str, "text", Secret()]
-    ) -> None: ...
+    def tool(a: Annotated[str, Primary], b: Annotated[int, Ignored()], c: Annotated[str, "text", Secret()]) -> None: ...
     def bare(a: str, b: int, c: str) -> None: ...
 
     by_marks = spec_from_function(tool, name="t")
@@ -216,9 +212,7 @@ def test_a_context_of_ones_own_is_an_argument() -> None:
 def test_pydantic_secrets_are_secret_without_a_mark() -> None:
     """Found by name, so that pydantic need not be there."""
 
-    def tool(
-        token: pydantic.SecretStr, other: pydantic.SecretBytes | None = None, name: str = ""
-    ) -> None: ...
+    def tool(token: pydantic.SecretStr, other: pydantic.SecretBytes | None = None, name: str = "") -> None: ...
 
     assert {"token", "other"} == spec_from_function(tool).secret
 
@@ -245,8 +239,7 @@ def test_a_parameter_that_does_not_exist_is_named(options: dict[str, Any]) -> No
 
     text = str(caught.value)
     assert all(
-        part in text
-        for part in (next(iter(options)), "'pth'", "'read'", "'path', 'limit'", "Did you mean 'path'")
+        part in text for part in (next(iter(options)), "'pth'", "'read'", "'path', 'limit'", "Did you mean 'path'")
     )
 
 
@@ -507,9 +500,7 @@ def test_a_wrong_table_is_an_error_that_names_it(source: str, text: str) -> None
         (Kind.WRITE, "str_replace_editor", {"command": "create"}),
     ],
 )
-def test_the_ready_table_knows_the_tools_of_coding_agents(
-    expected: Kind, tool: str, arguments: dict[str, Any]
-) -> None:
+def test_the_ready_table_knows_the_tools_of_coding_agents(expected: Kind, tool: str, arguments: dict[str, Any]) -> None:
     """Nobody has to declare them."""
     from loopguard.binding import MappingBinder
 

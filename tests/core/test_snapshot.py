@@ -84,7 +84,9 @@ def test_what_is_no_snapshot(garbage: Any) -> None:
         restore(Plan(Policy()), garbage)
 
 
-@pytest.mark.parametrize("policy", [Policy(window=60), Policy(history=120), Policy.loopctl(), Policy(SameCall(stop_after=9))])
+@pytest.mark.parametrize(
+    "policy", [Policy(window=60), Policy(history=120), Policy.loopctl(), Policy(SameCall(stop_after=9))]
+)
 def test_another_policy(policy: Policy) -> None:
     """A snapshot made under another window, history or index is refused, not misread."""
     with pytest.raises(StoreError, match="another policy"):

@@ -64,9 +64,7 @@ async def played(generator: Any, script: list[Callable[[Any], Any]]) -> list[Any
 @pytest.mark.asyncio
 @pytest.mark.parametrize("inside", [True, False], ids=["in-a-run", "outside"])
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
-async def test_the_protocol_is_that_of_the_bare_generator(
-    script: list[Callable[[Any], Any]], inside: bool
-) -> None:
+async def test_the_protocol_is_that_of_the_bare_generator(script: list[Callable[[Any], Any]], inside: bool) -> None:
     """``asend``, ``athrow`` and ``aclose`` give and raise what they do undecorated, step by step."""
     expected = await played(echo("first"), script)
     async with guarded_run("script") as run:

@@ -195,9 +195,7 @@ def test_a_partial_has_no_annotations_of_its_own() -> None:
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
-def test_a_guarded_function_copies_to_itself(
-    function: Callable[..., Any], copied: Callable[[Any], Any]
-) -> None:
+def test_a_guarded_function_copies_to_itself(function: Callable[..., Any], copied: Callable[[Any], Any]) -> None:
     """As functions do, alone and inside a registry."""
     tool = guarded_tool(function)
 
@@ -324,9 +322,7 @@ def test_self_and_cls_are_no_arguments(name: str) -> None:
         return "read"
 
     bare = inspect.getattr_static(Base, name)
-    bare = (
-        bare.__wrapped__ if is_guarded(bare) and not isinstance(bare, (classmethod, staticmethod)) else bare
-    )
+    bare = bare.__wrapped__ if is_guarded(bare) and not isinstance(bare, (classmethod, staticmethod)) else bare
     function = inspect.unwrap(bare.__func__ if isinstance(bare, (classmethod, staticmethod)) else bare)
     below: Any = guarded_tool(kind=kind)(function)
     built_in = {"class": classmethod, "static": staticmethod}.get(name.partition("_")[0])

@@ -122,9 +122,7 @@ def repetitions(*errors: Exception, calls: int | None = None) -> int:
         for error in errors:
             with pytest.raises(type(error)):
                 check("a")
-        evidence = [
-            e for rule in run.policy.rules if rule.name == "failing" for e in rule.scan(run.engine, None)
-        ]
+        evidence = [e for rule in run.policy.rules if rule.name == "failing" for e in rule.scan(run.engine, None)]
     return max((e.done for e in evidence), default=0)
 
 

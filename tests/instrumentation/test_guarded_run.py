@@ -125,9 +125,7 @@ def test_the_function_looks_as_before(function: Any) -> None:
 @pytest.mark.parametrize("kind", ["plain", "coroutine", "generator", "async-generator"])
 def test_a_decorated_function_can_end_with_its_stop(kind: str) -> None:
     """With ``on_stop="end"`` a stopped function gives None, or no further item."""
-    scope = guarded_run(
-        "ends", policy=Policy(Repeat(warn_after=1, refuse_after=0, stop_after=2)), on_stop="end"
-    )
+    scope = guarded_run("ends", policy=Policy(Repeat(warn_after=1, refuse_after=0, stop_after=2)), on_stop="end")
 
     @scope
     def plain() -> str:

@@ -85,18 +85,14 @@ def test_equal_numbers_are_one_value(same: Callable[..., list[bool]], first: Any
     list(combinations([1, True, "1", b"1", Decimal(1), 1.5, 10**30, "1.0", 1 + 0j, None, Fraction(1)], 2)),
     ids=repr,
 )
-def test_other_forms_of_one_are_other_values(
-    same: Callable[..., list[bool]], first: Any, second: Any
-) -> None:
+def test_other_forms_of_one_are_other_values(same: Callable[..., list[bool]], first: Any, second: Any) -> None:
     """True, text, bytes, Decimal and complex are not the number 1, nor one another."""
     assert same(first, second) == [False]
     assert same(first, first) == [True]
 
 
 @pytest.mark.scenario("ins-number-and-bool-forms")
-@pytest.mark.parametrize(
-    "value", [float("nan"), float("inf"), float("-inf"), 10**400, -(2**70), 5e-324, 1.7e308]
-)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 10**400, -(2**70), 5e-324, 1.7e308])
 def test_numbers_at_the_edge(value: Any) -> None:
     """NaN, the infinities and numbers of any size have a form of their own and never overflow."""
     assert same_call(value, value, None, 0, "nan") == [True, False, False, False]

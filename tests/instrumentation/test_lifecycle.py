@@ -426,9 +426,7 @@ def test_each_level_is_told_once_everywhere(caplog: pytest.LogCaptureFixture) ->
         assert heard == list(run.findings)
         assert run.stats.refused == 15
     # What the model sees.
-    assert [
-        n for n, result in enumerate(results, 1) if "has now returned the same result 3 times" in result
-    ] == [3]
+    assert [n for n, result in enumerate(results, 1) if "has now returned the same result 3 times" in result] == [3]
     # The log, in order.
     lines = [record for record in caplog.records if hasattr(record, "loopguard_action")]
     assert [record.loopguard_action for record in lines] == levels

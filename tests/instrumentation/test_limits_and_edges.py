@@ -305,9 +305,7 @@ async def test_a_batch_of_failures_is_not_a_loop() -> None:
         raise ConnectionRefusedError("connection refused")
 
     with guarded_run("r") as run:
-        results = await asyncio.gather(
-            *(fetch(f"https://host/{n}") for n in range(10)), return_exceptions=True
-        )
+        results = await asyncio.gather(*(fetch(f"https://host/{n}") for n in range(10)), return_exceptions=True)
         assert len(executed) == 10
         assert {type(result) for result in results} == {ConnectionRefusedError}
         assert len(run.findings) <= 1
@@ -407,9 +405,7 @@ async def test_concurrent_calls_count_towards_a_refusal_only() -> None:
                 await build("app")
         assert run.stopped is None
         assert [finding.action for finding in run.findings] == ["refuse"]
-        assert (
-            str(refused.value).rpartition(".")[2] == "build was not executed: the same call is still running"
-        )
+        assert str(refused.value).rpartition(".")[2] == "build was not executed: the same call is still running"
         assert "0 times" not in refused.value.for_model()
         assert "still running" in refused.value.for_model()
         finished.set()
@@ -470,9 +466,7 @@ async def test_concurrent_samples_and_polls_do_not_count() -> None:
 # -- thresholds -------------------------------------------------------------------------------------------------------
 
 
-def ladder(
-    warn: int | None, refuse: int | None, stop: int | None, attempts: int
-) -> tuple[list[str], list[Any]]:
+def ladder(warn: int | None, refuse: int | None, stop: int | None, attempts: int) -> tuple[list[str], list[Any]]:
     """What becomes of equal calls under these rungs: each attempt, and (action, executed calls) of each finding."""
     rungs = {"warn_after": warn, "refuse_after": refuse, "stop_after": stop}
     executed = []

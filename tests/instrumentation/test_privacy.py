@@ -65,9 +65,7 @@ class Sinks:
         """Something was said here."""
         self.said.setdefault(sink, []).extend(map(str, texts))
 
-    def drive(
-        self, call: Callable[[], Any], tool_error: type[Exception] = ValueError, **options: Any
-    ) -> None:
+    def drive(self, call: Callable[[], Any], tool_error: type[Exception] = ValueError, **options: Any) -> None:
         """An agent that never learns: warned, refused and stopped, with everything listened to."""
 
         class Observer:
@@ -139,9 +137,7 @@ def forms(secret: str) -> list[str]:
     data = [secret.encode(), b'"' + secret.encode() + b'"']
     found = [secret]
     for raw in data:
-        found += [
-            getattr(hashlib, name)(raw).hexdigest()[:16] for name in ("md5", "sha1", "sha256", "blake2b")
-        ]
+        found += [getattr(hashlib, name)(raw).hexdigest()[:16] for name in ("md5", "sha1", "sha256", "blake2b")]
         found += [hashlib.blake2b(raw, digest_size=size).hexdigest() for size in (4, 8, 16, 32)]
         found += [xxhash.xxh3_64_hexdigest(raw), str(xxhash.xxh3_64_intdigest(raw))]
         found += [xxhash.xxh64_hexdigest(raw), xxhash.xxh32_hexdigest(raw)]
@@ -173,9 +169,7 @@ def assert_hidden_from_all(sinks: Sinks, *secrets: str) -> None:
 
 
 @pytest.mark.scenario("ins-secrets-every-sink")
-@pytest.mark.parametrize(
-    "secret", [TOKEN, LONG, "ä-geheim-é\n7", "7391"], ids=["token", "long", "unicode", "short"]
-)
+@pytest.mark.parametrize("secret", [TOKEN, LONG, "ä-geheim-é\n7", "7391"], ids=["token", "long", "unicode", "short"])
 def test_a_marked_secret_is_nowhere(sinks: Sinks, secret: str) -> None:
     """A ``Secret`` argument that the tool echoes in its result leaves the process nowhere, the model included."""
 
@@ -331,9 +325,7 @@ def test_a_secret_of_a_tool_by_name_is_nowhere(sinks: Sinks) -> None:
     """Through ``run.call`` the table of the tool says what is secret."""
 
     def ask() -> None:
-        with current_run().call(
-            "http", {"url": "x", "api_key": TOKEN, "headers": {"Authorization": TOKEN}}
-        ) as call:
+        with current_run().call("http", {"url": "x", "api_key": TOKEN, "headers": {"Authorization": TOKEN}}) as call:
             if not call.instead:
                 call.result = f"denied for {TOKEN}"
 
@@ -497,9 +489,7 @@ def test_a_call_outside_a_run_tells_no_argument(sinks: Sinks) -> None:
 @pytest.mark.parametrize("capture", ["key", "content"])
 @pytest.mark.parametrize("raises", [True, False], ids=["raised", "returned"])
 @pytest.mark.parametrize("secret", [TOKEN, LONG], ids=["token", "long"])
-def test_capture_never_exports_a_declared_secret(
-    sinks: Sinks, capture: Any, raises: bool, secret: str
-) -> None:
+def test_capture_never_exports_a_declared_secret(sinks: Sinks, capture: Any, raises: bool, secret: str) -> None:
     """With ``capture`` on, keys, results and error texts are exported without the declared secrets."""
 
     @guarded_tool

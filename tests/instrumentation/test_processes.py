@@ -379,9 +379,7 @@ def test_constructing_touches_no_store(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 @pytest.mark.scenario("ins-store-down")
 @pytest.mark.parametrize("how", ["configure", "environment"])
-@pytest.mark.parametrize(
-    "address", ["redis://127.0.0.1:1/0", "redis://192.0.2.1:6379/0"], ids=["refused", "hangs"]
-)
+@pytest.mark.parametrize("address", ["redis://127.0.0.1:1/0", "redis://192.0.2.1:6379/0"], ids=["refused", "hangs"])
 def test_calls_go_on_while_a_store_is_away(how: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that cannot be reached delays nothing: calls are counted in the process."""
     if how == "environment":

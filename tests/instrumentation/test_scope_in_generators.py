@@ -160,9 +160,7 @@ def test_a_dropped_async_generator_is_finalised_in_silence(
 
 
 @pytest.mark.scenario("ins-asyncgen-garbage-collected")
-def test_a_dropped_generator_is_finalised_in_silence(
-    live_runs: Callable[[], int], unraisable: list[Any]
-) -> None:
+def test_a_dropped_generator_is_finalised_in_silence(live_runs: Callable[[], int], unraisable: list[Any]) -> None:
     """The same for a plain generator; afterwards no run is current."""
 
     def plain_agent() -> Iterator[int]:

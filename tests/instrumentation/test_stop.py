@@ -346,9 +346,7 @@ KINDS = ["plain", "coroutine", "generator", "async-generator"]
 
 
 @pytest.mark.scenario("ins-foreign-control-flow-passes")
-@pytest.mark.parametrize(
-    "error", [Interrupt("ask"), BaseInterrupt("ask")], ids=["exception", "base-exception"]
-)
+@pytest.mark.parametrize("error", [Interrupt("ask"), BaseInterrupt("ask")], ids=["exception", "base-exception"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_control_flow_of_a_framework_passes(kind: str, error: BaseException) -> None:
     """The very object arrives each time; it is no failure, no repetition, and nothing is refused."""

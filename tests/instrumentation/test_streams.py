@@ -58,9 +58,7 @@ class Response:
     ],
     ids=["generator", "iterator", "map", "zip", "text-file", "bytes-file", "response"],
 )
-def test_all_of_an_argument_arrives(
-    make: Callable[[], Any], read: Callable[[Any], Any], spelled: str
-) -> None:
+def test_all_of_an_argument_arrives(make: Callable[[], Any], read: Callable[[Any], Any], spelled: str) -> None:
     """However it is passed, the tool gets every item, and nothing was read before."""
 
     @guarded_tool

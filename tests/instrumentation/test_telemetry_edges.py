@@ -70,9 +70,7 @@ def check_cardinality(reader: InMemoryMetricReader, runs: int) -> None:
                 with suppress(ToolCallRefused, RunStopped):
                     tools[n % TOOLS](query)
     found = points(reader)
-    assert {"max_operation_count", "loopguard.loop.detections", "loopguard.calls", "loopguard.runs"} <= set(
-        found
-    )
+    assert {"max_operation_count", "loopguard.loop.detections", "loopguard.calls", "loopguard.runs"} <= set(found)
     rules, actions, decisions = 8, 3, 3
     for name, series in found.items():
         assert len(series) <= TOOLS * decisions * rules * actions, name
@@ -188,9 +186,7 @@ def warned_inside(span: Any, caplog: pytest.LogCaptureFixture, ends: bool = Fals
 @pytest.mark.scenario("ins-span-already-ended")
 @pytest.mark.parametrize("spans", ["never", "auto", "always"])
 @pytest.mark.parametrize("case", ["ended", "ended by the tool", "none", "not recording", "invalid"])
-def test_a_finding_without_a_span_to_carry_it(
-    spans: Any, case: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_finding_without_a_span_to_carry_it(spans: Any, case: str, caplog: pytest.LogCaptureFixture) -> None:
     """The current span has ended, does not record, or is not there: no complaint, and the hooks hear of it."""
     exporter = InMemorySpanExporter()
     provider = provider_of(exporter)

@@ -86,9 +86,7 @@ def looping(end: str) -> Any:
     else:
         rungs = {"refuse": (1, 2, 5), "stop": (1, 0, 2), "outside": (0, 0, 0)}[end]
         warn, refuse, stop = rungs
-        scope = guarded_run(
-            "worker", policy=Policy(Repeat(warn_after=warn, refuse_after=refuse, stop_after=stop))
-        )
+        scope = guarded_run("worker", policy=Policy(Repeat(warn_after=warn, refuse_after=refuse, stop_after=stop)))
     with scope as run:
         if end == "outside":
             run.stop("enough")

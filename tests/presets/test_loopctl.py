@@ -43,9 +43,7 @@ class CaseSignature(ToolSignature):
 
     def is_recoverable_error(self, tool: str, error: str) -> bool:
         """The errors that the case marks."""
-        return any(
-            mark["tool"] == tool and mark["contains"] in error for mark in self.config.get("recoverable", ())
-        )
+        return any(mark["tool"] == tool and mark["contains"] in error for mark in self.config.get("recoverable", ()))
 
     def is_file_edit_tool(self, tool: str) -> bool:
         """The tools that the case marks."""

@@ -72,9 +72,7 @@ class Backend:
     def counts(self, name: str) -> dict[tuple[tuple[str, Any], ...], int]:
         """The values of one counter that are not 0, by sorted attributes."""
         return {
-            tuple(sorted(point.attributes.items())): point.value
-            for point in self.points().get(name, ())
-            if point.value
+            tuple(sorted(point.attributes.items())): point.value for point in self.points().get(name, ()) if point.value
         }
 
 

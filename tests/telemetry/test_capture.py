@@ -74,9 +74,7 @@ def test_content_can_be_captured(backend: Any, make_finding: Any) -> None:
     _drive(backend.spans(capture="content", redact=lambda text: text.replace(SECRET, "***")), make_finding)
 
     fine, failed, *_ = backend.finished
-    assert json.loads(fine.attributes["gen_ai.tool.call.arguments"])["headers"] == {
-        "Authorization": "Bearer ***"
-    }
+    assert json.loads(fine.attributes["gen_ai.tool.call.arguments"])["headers"] == {"Authorization": "Bearer ***"}
     assert fine.attributes["gen_ai.tool.call.result"] == '{"echo": "***"}'
     assert failed.status.description == "401 for ***"
     assert failed.events[0].name == "exception"

@@ -76,9 +76,7 @@ def test_a_framework_s_span_is_not_suspended(backend: Any) -> None:
 
 
 @pytest.mark.parametrize("debug", [False, True])
-def test_closing_in_another_task_logs_nothing(
-    backend: Any, caplog: pytest.LogCaptureFixture, debug: bool
-) -> None:
+def test_closing_in_another_task_logs_nothing(backend: Any, caplog: pytest.LogCaptureFixture, debug: bool) -> None:
     """An async generator that holds a call open is closed by another task: no error, no log, a clean context."""
     spans = backend.spans()
     after: list[Any] = []
@@ -104,9 +102,7 @@ def test_closing_in_another_task_logs_nothing(
     assert len(backend.finished) == 1
 
 
-def test_an_end_in_another_context_puts_back_what_was_there(
-    backend: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_end_in_another_context_puts_back_what_was_there(backend: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A copied context has the parent's span current again, once the call was ended in it."""
     spans = backend.spans()
 

@@ -94,9 +94,7 @@ def test_without_a_call_the_current_span_is_marked(backend: Any, make_finding: A
     assert span.attributes["loopguard.loop.action"] == "stop"
 
 
-def test_an_ended_span_is_left_alone(
-    backend: Any, make_finding: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_ended_span_is_left_alone(backend: Any, make_finding: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Current span ended, no current span, a non-recording span: nothing is logged, nothing raised."""
     spans = lookup.spans_for_findings(backend.settings())
     assert spans is not None
@@ -306,9 +304,7 @@ def test_names_can_have_a_prefix(backend: Any, make_finding: Any) -> None:
     assert backend.finished[0].events[0].name == "acme.on_loop_detected"
 
 
-def test_a_failing_look_up_means_no_telemetry(
-    backend: Any, quiet: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_look_up_means_no_telemetry(backend: Any, quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error while looking for providers means no telemetry, not a broken run."""
 
     def broken(*_: Any) -> Any:

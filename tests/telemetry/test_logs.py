@@ -24,16 +24,13 @@ def test_a_refusal_says_what_was_counted(make_finding: Any) -> None:
     found = make_finding(Action.REFUSE, repetitions=5, threshold=5, seqs=(1, 2, 3, 4, 5))
 
     assert line_of(found) == (
-        "loopguard: search refused in run 'support-agent': 5 times the same result "
-        "(calls 1-5; repeat, refuse_after=5)."
+        "loopguard: search refused in run 'support-agent': 5 times the same result (calls 1-5; repeat, refuse_after=5)."
     )
 
 
 def test_a_stop_is_the_sentence_of_the_error(make_finding: Any) -> None:
     """A stop, a rule without wording of its own and a limit are quoted."""
-    sentence = (
-        "run 'support-agent' was stopped: search gave the same result 5 times and was asked for 5 more times"
-    )
+    sentence = "run 'support-agent' was stopped: search gave the same result 5 times and was asked for 5 more times"
     stop = make_finding(Action.STOP, repetitions=5, threshold=10, seqs=(1, 2, 3, 4, 5), message=sentence)
     limit = make_finding(Action.STOP, rule="limits", seqs=(), message="run 'a' was stopped: 200 calls of 200")
 

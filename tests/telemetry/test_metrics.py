@@ -298,9 +298,7 @@ def test_everything_arrives_at_a_meter_provider(backend: Any, monkeypatch: pytes
     assert backend.counts("loopguard.loop.detections") == {
         (("action", "stop"), ("enforced", True), ("gen_ai.tool.name", "search"), ("rule", "repeat")): 1
     }
-    assert backend.counts("loopguard.internal.errors") == {
-        (("error.type", "KeyError"), ("where", "telemetry.end")): 1
-    }
+    assert backend.counts("loopguard.internal.errors") == {(("error.type", "KeyError"), ("where", "telemetry.end")): 1}
 
 
 def test_a_provider_is_registered_with_once(backend: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -395,8 +393,7 @@ def test_runs_leave_nothing_behind() -> None:
 
     ours = [tracemalloc.Filter(inclusive=True, filename_pattern="*loopguard*")]
     grown = sum(
-        found.size_diff
-        for found in after.filter_traces(ours).compare_to(before.filter_traces(ours), "filename")
+        found.size_diff for found in after.filter_traces(ours).compare_to(before.filter_traces(ours), "filename")
     )
     assert counts.live_runs() == 0
     assert grown < 50_000

@@ -185,9 +185,7 @@ def test_the_duration_is_recorded(backend: Any) -> None:
     assert fine.exemplars[0].span_id == span.context.span_id
 
 
-def test_a_clock_that_is_set_back_gives_no_negative_duration(
-    backend: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_is_set_back_gives_no_negative_duration(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The histogram gets 0 where the wall clock went back during the call."""
     spans = backend.spans()
     handle = spans.start("run-1", "search", None, 1)
@@ -356,9 +354,7 @@ def test_lone_surrogates_can_be_exported(backend: Any) -> None:
         str(value).encode()
 
 
-def test_a_broken_tracer_does_not_break_the_call(
-    backend: Any, quiet: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broken_tracer_does_not_break_the_call(backend: Any, quiet: None, caplog: pytest.LogCaptureFixture) -> None:
     """An error of the SDK is logged once, without its message, and the call goes on without a span."""
 
     class Broken(trace.TracerProvider):
