@@ -13,7 +13,7 @@ from typing import Any
 from loopguard.index import Entry, trim
 from loopguard.ladder import Bound, Ladder
 from loopguard.policy import Plan
-from loopguard.records import Action, ErrorClass, Evidence, Hit, Operation, Status, Tool
+from loopguard.records import Action, ErrorClass, Evidence, Hit, Operation, Status
 from loopguard.rules.base import Rule
 
 #: Calls that can be in flight at once before the oldest count as abandoned; keeps the state bounded.
@@ -179,7 +179,7 @@ class Engine(Ladder):
         outcome = raw
         if status or kind == 5:
             if status == 4 or kind == 5:
-                return self._no_operation(entry, status)
+                return self._no_operation(entry, status, at)
             outcome = self._failed(entry, raw, template, error_class)
 
         # -- the shared index --
@@ -251,7 +251,7 @@ class Engine(Ladder):
         rules = bound.after[armed]
         if self.limit_due:
             hit = self._judge(rules, entry, at, op)
-            return self._limit_warning(row) if hit is None else hit
+            return self.limit_warning(row.name, at) if hit is None else hit
         return self._judge(rules, entry, at, op) if rules else None
 
     def _compare(
@@ -316,14 +316,14 @@ class Engine(Ladder):
             self.books.forget_edits(entry.target, self)
         return template if self.plan.policy.masking else raw
 
-    def _no_operation(self, entry: Entry, status: int) -> Hit | None:
+    def _no_operation(self, entry: Entry, status: int, at: float | None) -> Hit | None:
         """A call that was abandoned, or that only thinks: nothing to compare."""
         if not entry.flight and entry.op is None:
             self.keys.pop(entry.key, None)
         if status == Status.ABANDONED:
             self.totals["abandoned"] += 1
             return None
-        return self._limit_warning(entry.row)
+        return self.limit_warning(entry.row.name, at) if self.limit_due else None
 
     def _late(self, seq: int, status: int) -> Open | None:
         """A call that ends after its lease ran out is taken in once."""
@@ -355,8 +355,7 @@ class Engine(Ladder):
     def note_user_message(self) -> None:
         """A real message of the user: a new task. Restarts the evidence and lifts a stop that a loop caused."""
         self.calls = 0
-        self.limit_warned = False
-        self.books.told_limits.discard(("calls", Action.WARN))
+        self.books.told_limits -= {("calls", Action.WARN)}
         self.quiet_until = 0
         self.joinable = False
         if self.plan.policy.restarts:
@@ -394,12 +393,8 @@ class Engine(Ladder):
     def resume(self) -> None:
         """Lift the stop; evidence and books start anew, totals stay."""
         self._anew()
-        self.denied_rounds = 0
         self.books.denied_round = -1
-        self.books.told_limits.clear()
-        self.calls = 0
-        self.limit_warned = False
-        self._rearm()
+        self._limits_anew()
 
     def _anew(self) -> None:
         """Lift the stop and forget the evidence of all rules, with what was said about it."""
@@ -407,23 +402,6 @@ class Engine(Ladder):
         self.over.clear()
         self.books.clear()
         self.reset()
-
-    def tick(self, tool: Tool) -> Hit | None:
-        """A call of a run below this one: it counts for the limits. Returns the hit that forbids it, if any."""
-        row = self.row_of(tool)
-        if self.latch is not None:
-            return self.latch._replace(report=False)
-        limits = self.plan.limits
-        if limits.calls is not None and self.calls >= limits.calls:
-            return self._latch(self._limit("calls", self.calls, limits.calls, Action.STOP, row.name))
-        allowed = limits.calls_per_tool.get(row.name)
-        used = row.calls + row.below
-        if allowed is not None and used >= allowed:
-            return self._limit(f"calls_per_tool[{row.name}]", used, allowed, Action.REFUSE, row.name)
-        self.calls += 1
-        row.below += 1
-        self._rearm()
-        return None
 
     def note_descendant_write(self) -> None:
         """A run below made a novel write: the evidence starts anew here too."""

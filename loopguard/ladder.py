@@ -9,16 +9,12 @@ rounds in which an attempt of the pattern was refused.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
-from loopguard.index import Entry, Index, Row
-from loopguard.ledger import Books
+from loopguard.budget import NEVER, Budget, Level
+from loopguard.index import Entry, Row
 from loopguard.policy import Plan
 from loopguard.records import Action, Evidence, Hit, Kind, Operation, Tool
 from loopguard.rules.base import Rule
-
-_NEVER = 1 << 60
-_TOTALS = ("refused", "warned", "wasted", "wasted_s", "looped", "abandoned", "failed")
 
 
 class Bound:
@@ -32,75 +28,31 @@ class Bound:
         self.row = row
         self.all = rules.all if refuses else ()
         self.after = rules.after
-        self.floor = rules.floor if refuses else _NEVER
+        self.floor = rules.floor if refuses else NEVER
 
 
-class Ladder(Index):
+class Ladder(Budget):
     """The index of a run with what was decided from it: books, limits, the latch of a stop."""
 
     __slots__ = (
-        "books",
         "bounds",
-        "call_mark",
-        "calls",
-        "denied_rounds",
         "joinable",
-        "latch",
-        "limit_due",
-        "limit_warned",
-        "over",
-        "plan",
         "quiet_rule",
         "quiet_until",
         "round",
         "seq",
-        "totals",
-        "watchful",
     )
 
     def __init__(self, plan: Plan) -> None:
-        policy = plan.policy
-        super().__init__(policy.window, plan.keep_counts, plan.keep_seen, plan.keep_answers)
-        self.plan = plan
-        self.books = Books()
+        super().__init__(plan)
         self.bounds: dict[str, Bound] = {}
         #: Attempts so far; the number of a call.
         self.seq = 0
         self.round = 0
         #: The current round takes in further calls: one of it is in flight and none has ended.
         self.joinable = False
-        #: The hit that ended the run, or None.
-        self.latch: Hit | None = None
-        #: With scope "run": patterns at or above a refuse or stop rung.
-        self.over: dict[tuple[Any, ...], tuple[Rule, Evidence]] = {}
-        #: Executed calls since the last user message, and the number at which the limits want to be asked.
-        self.calls = 0
-        self.call_mark = 0
-        self.limit_warned = False
-        #: The warning of the limits is to be given with the next outcome.
-        self.limit_due = False
-        self.denied_rounds = 0
         self.quiet_until = 0
         self.quiet_rule = ""
-        self.totals: dict[str, float] = dict.fromkeys(_TOTALS, 0)
-        #: Every attempt is looked at, not only those that repeat something.
-        self.watchful = False
-        self._rearm()
-
-    def _rearm(self) -> None:
-        """Set the marks that keep the usual call from asking what cannot apply."""
-        limits = self.plan.limits
-        marks = [mark for mark in (0 if self.limit_warned else limits.warn_calls, limits.calls) if mark]
-        self.limit_due = not self.limit_warned and self.calls >= self.plan.warn_calls
-        self.call_mark = min((mark for mark in marks if mark > self.calls), default=_NEVER)
-        full = limits.calls is not None and self.calls >= limits.calls
-        self.watchful = bool(self.latch or self.over or full or limits.calls_per_tool or self.books.refused)
-
-    def row_of(self, tool: Tool) -> Row:
-        """The row of this tool; one with a limit of its own has its own row, however many names there are."""
-        if tool.name in self.plan.limits.calls_per_tool and tool.name not in self.rows:
-            self.rows[tool.name] = Row(tool, tool.name)
-        return super().row_of(tool)
 
     def bind(self, tool: Tool, exact: bool = True) -> Bound:
         """The tool as this run knows it; the latest declaration under a name holds.
@@ -127,16 +79,11 @@ class Ladder(Index):
         tool = entry.row.name
         if self.latch is not None:
             return self._refuse(entry, self.latch._replace(report=False))
-        limits = self.plan.limits
-        if limits.calls is not None and self.calls >= limits.calls:
-            return self._refuse(entry, self._latch(self._limit("calls", self.calls, limits.calls, Action.STOP, tool)))
-        allowed = limits.calls_per_tool.get(tool)
-        used = entry.row.calls + entry.row.below
-        if allowed is not None and used >= allowed:
-            hit = self._limit(f"calls_per_tool[{tool}]", used, allowed, Action.REFUSE, tool)
-            if self._refusals_used_up(self._refused_round(round_)):
+        hit = self._forbidden(entry.row, at)
+        if hit is not None:
+            if hit.action is Action.REFUSE and self._refusals_used_up(self._refused_round(round_)):
                 hit = self._refusals_over(tool)
-            return self._refuse(entry, hit)
+            return self._not_asked(entry, hit) if hit.action is Action.WARN else self._refuse(entry, hit)
         if entry.kind == Kind.THINK:
             return None
         met: list[tuple[Action, Rule, Evidence, int]] = []
@@ -160,7 +107,8 @@ class Ladder(Index):
         action, rule, evidence, threshold = met[0]
         round_now = self._refused_round(round_)
         if action is Action.REFUSE and self._refusals_used_up(round_now):
-            return self._refuse(entry, self._refusals_over(tool))
+            hit = self._refusals_over(tool)
+            return self._not_asked(entry, hit) if hit.action is Action.WARN else self._refuse(entry, hit)
         ledgers = [self.books.open(item[1], item[2], self.n) for item in met]
         refused = ledgers[0].refused
         report = ledgers[0].tell(action)
@@ -203,11 +151,6 @@ class Ladder(Index):
         """Calls in flight that count: not of samples and polls, nor of a call whose last two outcomes differed."""
         return 0 if entry.flips or entry.kind in (Kind.SAMPLE, Kind.POLL) else entry.flight
 
-    def _latch(self, hit: Hit) -> Hit:
-        self.latch = hit
-        self.watchful = True
-        return hit
-
     def _refused_round(self, round_: int | None) -> int:
         """The round of a refused attempt: the current one while it takes in calls, else one of its own."""
         if round_ is not None:
@@ -218,18 +161,20 @@ class Ladder(Index):
         return self.round
 
     def _refusals_used_up(self, round_: int) -> bool:
-        allowed = self.plan.limits.refusals
+        allowed = self.limits.refusals
         if round_ != self.books.denied_round:
             if allowed is not None and self.denied_rounds >= allowed:
                 return True
             self.denied_rounds += 1
             self.books.denied_round = round_
+            if allowed is not None:
+                self._rearm()
         return False
 
     def _refusals_over(self, tool: str) -> Hit:
-        return self._latch(
-            self._limit("refusals", self.denied_rounds, self.plan.limits.refusals or 0, Action.STOP, tool)
-        )
+        allowed = self.limits.refusals or 0
+        level = Level("refusals", self.denied_rounds, allowed, self.limits.mark(allowed))
+        return self._ask_first(level, tool) or self._end_of(level, tool)
 
     def _refuse(self, entry: Entry, hit: Hit) -> Hit:
         entry.row.refused += 1
@@ -238,13 +183,12 @@ class Ladder(Index):
             self.keys.pop(entry.key, None)
         return hit
 
-    def _limit(self, name: str, used: float, allowed: float, action: Action, tool: str) -> Hit:
-        pattern = ("limits", name)
-        told = self.books.told_limits
-        report = (name, action) not in told
-        told.add((name, action))
-        evidence = Evidence(pattern, 0, 0, int(used), (), 0, 0, 0, False)
-        return Hit("limits", action, tool, evidence, int(allowed), 0, report, (), (name, used, allowed))
+    def _not_asked(self, entry: Entry, hit: Hit) -> Hit:
+        """A handoff comes first: this attempt is none, and is made again when there is an answer."""
+        self.seq -= 1
+        if not entry.flight and entry.op is None:
+            self.keys.pop(entry.key, None)
+        return hit
 
     # -- after a call -----------------------------------------------------------------------------------------------
 
@@ -303,15 +247,6 @@ class Ladder(Index):
         for ledger in self.books.refuted(entry.key, outcome):
             if ledger.warned and getattr(ledger.rule, "forgets_warned", False):
                 self.drop_other_outcomes(entry.key, outcome)
-
-    def _limit_warning(self, row: Row) -> Hit | None:
-        if self.calls < self.plan.warn_calls or self.limit_warned:
-            return None
-        self.limit_warned = True
-        self._rearm()
-        self.totals["warned"] += 1
-        allowed = self.plan.limits.calls or self.plan.limits.soft_calls or 0
-        return self._limit("calls", self.calls, allowed, Action.WARN, row.name)
 
     def _restart(self, at: int) -> None:
         """Forget the evidence up to operation ``at``, and the books with it."""

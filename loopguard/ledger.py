@@ -6,6 +6,8 @@ They are bounded, and forgotten by progress: a different outcome of the call, or
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from loopguard.records import Action, Evidence
@@ -21,6 +23,10 @@ MAX_LEDGERS = 1_000
 #: Warnings and refusals that are followed at once, and for how many executed calls.
 MAX_FOLLOWED = 20
 FOLLOWED_CALLS = 5
+
+# Shared, and replaced instead of added to: most runs need neither.
+_NOTHING_TOLD: frozenset[tuple[str, Action]] = frozenset()
+_NOBODY_ASKED: Mapping[str, tuple[float, float]] = MappingProxyType({})
 
 
 class Ledger:
@@ -66,7 +72,17 @@ class Ledger:
 class Books:
     """All ledgers of a run, and the warnings and refusals that are being followed."""
 
-    __slots__ = ("_by_key", "ledgers", "spoken", "denied_round", "followed", "heeded", "ignored", "told_limits")
+    __slots__ = (
+        "_by_key",
+        "asking",
+        "denied_round",
+        "followed",
+        "heeded",
+        "ignored",
+        "ledgers",
+        "spoken",
+        "told_limits",
+    )
 
     def __init__(self) -> None:
         self.ledgers: dict[tuple[Any, ...], Ledger] = {}
@@ -75,7 +91,9 @@ class Books:
         self.followed: list[list[Any]] = []
         self.heeded: dict[tuple[str, str], int] = {}
         self.ignored: dict[tuple[str, str], int] = {}
-        self.told_limits: set[tuple[str, Action]] = set()
+        self.told_limits: frozenset[tuple[str, Action]] = _NOTHING_TOLD
+        #: Limits that were handed off and have no answer yet, with what was used and what is allowed.
+        self.asking: Mapping[str, tuple[float, float]] = _NOBODY_ASKED
         self.denied_round = -1
         #: Something was said or refused in this run: from then on outcomes are looked at.
         self.spoken = False

@@ -233,7 +233,6 @@ class Plan:
         "restarts",
         "scope_run",
         "simple",
-        "warn_calls",
     )
 
     def __init__(self, policy: Policy, limits: Limits | None = None) -> None:
@@ -247,7 +246,6 @@ class Plan:
         self.restarts = policy.restarts
         #: Results are compared as they are usually.
         self.simple = policy.masking and not policy.text_parts
-        self.warn_calls = self.limits.warn_calls or 1 << 60
         self._rules: dict[Tool, ToolRules] = {}
         #: The (rule, action) pairs that can be found, for series that start at 0.
         self.expected = frozenset(

@@ -147,6 +147,20 @@ class Evidence(NamedTuple):
     wasted_s: float = 0.0
 
 
+class Most(NamedTuple):
+    """What repeated most, for the message of a limit: ``tool`` had ``calls`` with ``different`` results.
+
+    ``executed`` calls there were in all; ``of`` is how many of the last were looked at, 0 = all of them.
+    ``different`` is 0 where only the number of calls is known, ``tool`` is empty where nothing repeated.
+    """
+
+    executed: int
+    tool: str = ""
+    calls: int = 0
+    different: int = 0
+    of: int = 0
+
+
 class Hit(NamedTuple):
     """A rung that was reached: what the engine hands to the run, before it is named and published."""
 
@@ -159,6 +173,7 @@ class Hit(NamedTuple):
     report: bool
     also: tuple[str, ...] = ()
     limit: tuple[str, float, float] | None = None
+    most: Most | None = None
 
 
 @dataclass(frozen=True, slots=True)

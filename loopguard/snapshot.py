@@ -23,7 +23,7 @@ from loopguard.index import Entry, Row
 from loopguard.ladder import Bound
 from loopguard.ledger import Ledger
 from loopguard.policy import Plan
-from loopguard.records import Action, Evidence, Hit, Operation, Tool
+from loopguard.records import Action, Evidence, Hit, Most, Operation, Tool
 from loopguard.rules import RULES, Off, Rule
 
 #: The version of the form. Another one is refused: the records can be folded again.
@@ -46,7 +46,7 @@ _COUNTERS = (
     "denied_rounds",
     "quiet_until",
 )
-_FLAGS = ("joinable", "limit_due", "limit_warned", "watchful")
+_FLAGS = ("joinable", "limit_due", "watchful")
 _LEDGER = ("key", "outcome", "n", "warned", "allowed", "refused", "round", "last_seq", "told")
 _ENTRY = ("kind", "target", "flight", "flips", "mixed_at", "compaction", "unknowns")
 _ROW = ("last", "calls", "below", "refused")
@@ -77,7 +77,7 @@ def restore(plan: Plan, plain: Any) -> Engine:
         return _Reader(plan, plain).read()
     except StoreError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, msgspec.MsgspecError) as error:
         raise StoreError(f"The snapshot cannot be read: {type(error).__name__}. Fold the records again.") from error
 
 
@@ -121,6 +121,8 @@ class _Writer:
             "heeded": [[*pair, n] for pair, n in books.heeded.items()],
             "ignored": [[*pair, n] for pair, n in books.ignored.items()],
             "told_limits": _plain(sorted(books.told_limits)),
+            "asking": {name: list(level) for name, level in books.asking.items()},
+            **engine.plain_budget(),
             "denied_round": books.denied_round,
             "spoken": books.spoken,
             # Written last: what stands above fills these.
@@ -209,6 +211,7 @@ class _Reader:
         self.entries = [self.entry(item) for item in plain["entries"]]
         self.index()
         self.books()
+        engine.take_budget(plain)
         engine.latch = None if plain["latch"] is None else _hit(plain["latch"])
         over = [(self.rule(rule), _evidence(evidence)) for rule, evidence in plain["over"]]
         engine.over = {evidence.pattern: (rule, evidence) for rule, evidence in over}
@@ -242,7 +245,8 @@ class _Reader:
         books.followed = [[_is(str, r), str(Action(a)), _is(int, k), _is(int, n)] for r, a, k, n in plain["followed"]]
         books.heeded = {(_is(str, rule), str(Action(a))): _is(int, n) for rule, a, n in plain["heeded"]}
         books.ignored = {(_is(str, rule), str(Action(a))): _is(int, n) for rule, a, n in plain["ignored"]}
-        books.told_limits = {(_is(str, name), Action(action)) for name, action in plain["told_limits"]}
+        books.told_limits = frozenset((_is(str, name), Action(action)) for name, action in plain["told_limits"])
+        books.asking = {_is(str, name): (_number(a), _number(b)) for name, (a, b) in plain["asking"].items()}
         books.denied_round = _is(int, plain["denied_round"])
         books.spoken = _is(bool, plain["spoken"])
 
@@ -369,10 +373,13 @@ def _evidence(plain: Any) -> Evidence:
 
 
 def _hit(plain: Any) -> Hit:
-    rule, action, tool, evidence, threshold, refused, report, also, limit = plain
+    rule, action, tool, evidence, threshold, refused, report, also, limit, most = plain
     if limit is not None:
         name, used, allowed = limit
         limit = (_is(str, name), _number(used), _number(allowed))
+    if most is not None:
+        executed, repeated, *counts = most
+        most = Most(_is(int, executed), _is(str, repeated), *(_is(int, count) for count in counts))
     return Hit(
         _is(str, rule),
         Action(action),
@@ -383,4 +390,5 @@ def _hit(plain: Any) -> Hit:
         _is(bool, report),
         tuple(_is(str, name) for name in also),
         limit,
+        most,
     )

@@ -6,7 +6,7 @@ developer gets the rule, its numbers and the way out.
 
 from __future__ import annotations
 
-from loopguard.records import Action, Finding, Hit
+from loopguard.records import Action, Finding, Hit, Most
 from loopguard.rules import RULES
 from loopguard.rules.base import Words
 
@@ -68,11 +68,63 @@ def limit_sentence(hit: Hit, run_name: str) -> str:
     """A limit names its own numbers."""
     assert hit.limit is not None
     name, used, allowed = hit.limit
+    field, _, tool = name.rstrip("]").partition("[")
+    many, most = amount(field, used, allowed), amount(field, allowed, allowed)
     if hit.action is Action.WARN:
-        return f"run {run_name!r} has used {used:g} of {allowed:g} {name}"
+        if tool:
+            return f"{tool} has used {many} of its {most} calls in this run"
+        return f"run {run_name!r} has used {many} of {most} {_UNITS.get(name, name)}"
     if hit.action is Action.REFUSE:
-        return f"{hit.tool} was not executed: its {allowed:g} calls in this run are used up"
-    return f"run {run_name!r} was stopped: {name} {used:g} of {allowed:g}"
+        return f"{hit.tool} was not executed: its {most} calls in this run are used up"
+    what = f"calls of {tool}" if tool else name
+    return f"run {run_name!r} was stopped: {what} {many} of {most}{_what_repeated(name, hit.most)}"
+
+
+_UNITS = {"cost": "USD", "refusals": "refusals"}
+
+
+def amount(limit: str, value: float, allowed: float) -> str:
+    """A number in the unit of this limit: money to the cent, or finer where it is about less."""
+    if limit == "cost":
+        return f"{value:.2f}" if allowed >= 1 else f"{value:.4f}"
+    return f"{int(value):,}"
+
+
+def _what_repeated(name: str, most: Most | None) -> str:
+    if most is None:
+        return ""
+    after = "" if name == "calls" or not most.executed else f" after {most.executed:,} call{_s(most.executed)}"
+    if not most.tool:
+        return after
+    if not most.different:
+        return f"{after}; most called: {most.tool} ({most.calls:,} calls)"
+    of = f" of the last {most.of:,}" if most.of else ""
+    results = f"{most.different:,} different result{_s(most.different)}"
+    return f"{after}; most repeated: {most.tool} ({most.calls:,}{of} calls, {results})"
+
+
+def _s(n: int) -> str:
+    return "" if n == 1 else "s"
+
+
+def unfed_sentence(hit: Hit, run_name: str) -> str:
+    """A limit on tokens or cost that sees nothing; for the developer."""
+    assert hit.limit is not None
+    name, calls, allowed = hit.limit
+    price = ", or Limits(price=...)" if name == "cost" else ""
+    return (
+        f"{name} limit {amount(name, allowed, allowed)} in run {run_name!r} has seen no usage in {int(calls)} calls. "
+        f"Feed it: run.note_usage(...), or an adapter{price}."
+    )
+
+
+def unpriced_sentence(model: str | None, allowed: float, run_name: str) -> str:
+    """A limit on cost that cannot count what this model used; for the developer."""
+    which = f"model {model!r}" if model else "usage without a model"
+    return (
+        f"cost limit {amount('cost', allowed, allowed)} in run {run_name!r} does not count {which}: it has no price. "
+        "Say run.note_usage(cost=...), or Limits(price=...) with a function that knows it."
+    )
 
 
 # -- what a model reads ----------------------------------------------------------------------------------------------

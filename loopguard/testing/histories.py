@@ -6,12 +6,13 @@ They drive an engine without a clock, a thread or a tool, so that a law about ru
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from loopguard.engine import Engine
 from loopguard.index import Entry
-from loopguard.records import ErrorClass, Hit, Kind, Operation, Status, Tool
-from loopguard.rules import Attempt, Rule
+from loopguard.records import Action, ErrorClass, Hit, Kind, Operation, Status, Tool
+from loopguard.rules import Attempt, Limits, Rule
+from loopguard.tables import limits_of
 
 
 class Step(NamedTuple):
@@ -49,6 +50,9 @@ NOTES = (
     "descendant",
     "acknowledge",
     "withdraw",
+    "untick",
+    "usage",
+    "handoff",
 )
 
 #: Tools of every kind; the fourth argument of the third one is a read.
@@ -128,7 +132,8 @@ class Fold:
         tool, kind, key, target = call_of(step.a, step.b, self.tools)
         bound = engine.bind(tool)
         said = engine.start(self.at, bound, kind, key, target, self.round)
-        if isinstance(said, Hit) and step.override:
+        # A warning here is a handoff that comes first: the attempt was not taken in.
+        if isinstance(said, Hit) and said.action is not Action.WARN and step.override:
             engine.override(self.at, bound, kind, key, target, self.round)
         return said
 
@@ -166,7 +171,15 @@ class Fold:
         elif step.what == "resume":
             engine.resume()
         elif step.what == "tick":
-            return engine.tick(tool)
+            return engine.tick(tool, self.at)
+        elif step.what == "untick":
+            if engine.row_of(tool).below:
+                engine.untick(tool)
+        elif step.what == "usage":
+            cost = None if step.masked else step.raw / 8  # eighths: their sum is exact
+            return engine.note_usage(self.at, 10 * step.raw, step.template, cost)
+        elif step.what == "handoff":
+            return self._handoff(step)
         elif step.what == "descendant":
             engine.note_descendant_write()
         elif step.what == "acknowledge":
@@ -177,6 +190,19 @@ class Fold:
                 engine.withdraw(seq)
         else:
             raise ValueError(f"unknown step {step.what!r}")
+        return None
+
+    def _handoff(self, step: Step) -> Hit | None:
+        """Answer the oldest handoff: go on, stop, or half as much again."""
+        for name, (_, allowed) in list(self.engine.books.asking.items())[:1]:
+            answer: Limits | Literal["stop"] | None = None
+            if step.override:
+                answer = "stop"
+            elif step.changed:
+                more = int(allowed * 1.5) + 1
+                field, _, tool = name.rstrip("]").partition("[")
+                answer = limits_of({field: {tool: more} if tool else more})
+            return self.engine.note_handoff(name, answer, self.at, float(step.wait))
         return None
 
 

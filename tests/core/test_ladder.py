@@ -659,7 +659,7 @@ def test_a_limit_of_one_tool() -> None:
     said = [agent.call(n, tool="search", outcome=n) for n in range(100, 104)]
     hit = agent.start(200, tool="search")
 
-    assert said == row("2run 2refuse")
+    assert said == row("run warn 2refuse")
     assert isinstance(hit, Hit)
     assert hit.limit == ("calls_per_tool[search]", 2, 2)
     assert not hit.report
@@ -672,7 +672,7 @@ def test_a_limit_of_refused_rounds() -> None:
     tool = Agent(limits=Limits(refusals=2, calls_per_tool={"read": 1}))
 
     assert loop.calls(8) == row("2run warn 2run 2refuse stop")
-    assert tool.calls(4) == row("run 2refuse stop")
+    assert tool.calls(4) == row("warn 2refuse stop")
 
 
 def test_siblings_of_a_refused_round_use_up_one_refusal() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loopguard import budget as budget_module
 from loopguard import engine as engine_module
 from loopguard import index as index_module
 from loopguard import ladder as ladder_module
@@ -26,8 +27,16 @@ from loopguard.snapshot import restore, snapshot
 from loopguard.testing.examples import SMALL_FAILING, SMALL_POLL, SMALL_REPEAT, SameTool
 from loopguard.testing.histories import NOTES, TOOLS, Fold, Log, Step, attempt_of, call_of, random_step
 
+
+def nobody(status: object) -> None:
+    """Somebody who wants to be asked; histories answer by themselves."""
+
+
 SMALL = {"window": 6, "history": 9, "lease_s": 60.0}
 LIMITS = Limits(calls=60, calls_per_tool={"run": 20, "status": 25}, refusals=9)
+BUDGET = Limits(
+    calls=9, calls_per_tool={"run": 4}, refusals=4, seconds=90, tokens=300, cost=5, handoff_at=0.5, on_handoff=nobody
+)
 
 #: Tools that bring rules and rungs of their own.
 PICKY_TOOLS = (
@@ -42,6 +51,7 @@ PICKY_TOOLS = (
 POLICIES: dict[str, tuple[Policy, tuple[Tool, ...]]] = {
     "default": (Policy(), TOOLS),
     "small": (Policy.of(SMALL_REPEAT, SMALL_FAILING, SMALL_POLL, limits=LIMITS, **SMALL), TOOLS),
+    "budget": (Policy.of(SMALL_REPEAT, SMALL_FAILING, SMALL_POLL, limits=BUDGET, **SMALL), TOOLS),
     "tools": (
         Policy.of(SMALL_REPEAT, SMALL_FAILING, SMALL_POLL, endless_refusals=True, **SMALL),
         PICKY_TOOLS,
@@ -125,7 +135,12 @@ def test_nothing_is_left_out_of_a_snapshot() -> None:
     stored = {*plain["counters"], *plain["flags"], *plain} - {"operations"}
     derived = {"counts", "repeated", "seen", "bounds"}
     policy = {"plan", "window", "keep_counts", "keep_seen", "keeps"}
-    slots = {*Engine.__slots__, *ladder_module.Ladder.__slots__, *index_module.Index.__slots__}
+    slots = {
+        *Engine.__slots__,
+        *ladder_module.Ladder.__slots__,
+        *budget_module.Budget.__slots__,
+        *index_module.Index.__slots__,
+    }
 
     assert slots - stored == derived | policy | {"books"}
     assert set(Books.__slots__) - set(plain) == {"_by_key"}
@@ -279,12 +294,13 @@ def test_these_histories_reach_every_rung() -> None:
             "loopctl-defaults": {("repeat", "warn")},
             "rysh": {("same_call", "refuse")},
             "opendev": {("failing", "stop")},
+            "budget": {("repeat", "warn")},
         }.get(name, {("repeat", "warn"), ("repeat", "refuse")})
         seen: set[tuple[str, str]] = set()
         seed = 0
         while not seen >= expected:
             seed += 1
-            assert seed < 1_000, name
+            assert seed < 5_000, name
             chance = random.Random(seed)
             fold = Fold(Engine(Plan(policy)), tools)
             for _ in range(90):

@@ -31,7 +31,7 @@ def test_the_default_policy() -> None:
     assert [rule.name for rule in policy.rules] == ["failing", "repeat", "poll"]
     assert (policy.window, policy.history, policy.nudge_budget, policy.lease_s) == (50, 100, 5, 900.0)
     assert (policy.mode, policy.stop_scope, policy.sensitivity) == ("enforce", "pattern", "normal")
-    assert Plan(policy).warn_calls == 1_000
+    assert Plan(policy).limits.warn_calls == 1_000
 
 
 def test_rules_replace_those_of_the_same_name() -> None:
@@ -129,6 +129,10 @@ def test_a_policy_that_guards_nothing() -> None:
     assert Policy.of(limits=Limits(calls=3)).rules == ()
 
 
+async def coroutine(status: object) -> None:
+    """What cannot be called where nothing is awaited."""
+
+
 @pytest.mark.parametrize(
     ("limits", "says"),
     [
@@ -139,6 +143,14 @@ def test_a_policy_that_guards_nothing() -> None:
         ({"soft_calls": 2.5}, "soft_calls=2.5"),
         ({"calls_per_tool": {"a": -1}}, "'a': -1"),
         ({"handoff_at": 1.5}, "handoff_at=1.5"),
+        ({"handoff_at": True}, "handoff_at=True"),
+        ({"tokens": 1.5}, "tokens=1.5"),
+        ({"seconds": 0}, "seconds=0"),
+        ({"cost": float("inf")}, "cost=inf"),
+        ({"cost": "5"}, "cost='5'"),
+        ({"on_handoff": 3}, "on_handoff=3"),
+        ({"on_handoff": coroutine}, "is a coroutine function"),
+        ({"price": "gpt"}, "price='gpt') is neither 'genai-prices' nor a function"),
     ],
 )
 def test_bad_limits(limits: dict[str, Any], says: str) -> None:
