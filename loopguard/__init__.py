@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from loopguard.records import LoopStatus as LoopStatus
     from loopguard.records import Operation as Operation
     from loopguard.report import Nudge as Nudge
-    from loopguard.report import RunStats as RunStats
     from loopguard.rules import Attempt as Attempt
     from loopguard.rules import Failing as Failing
     from loopguard.rules import Limits as Limits
@@ -46,6 +45,8 @@ if TYPE_CHECKING:
     from loopguard.signature import ToolSignature as ToolSignature
     from loopguard.signature import ToolSpec as ToolSpec
     from loopguard.signature import tools_from_toml as tools_from_toml
+    from loopguard.stats import LimitStatus as LimitStatus
+    from loopguard.stats import RunStats as RunStats
     from loopguard.telemetry import Telemetry as Telemetry
     from loopguard.tool import guard_tools as guard_tools
     from loopguard.tool import guarded_tool as guarded_tool
@@ -68,11 +69,12 @@ _WHERE = {
     ),
     "policy": ("Policy",),
     "records": ("Action", "Evidence", "Finding", "LoopStatus", "Operation"),
-    "report": ("Nudge", "RunStats"),
+    "report": ("Nudge",),
     "rules": ("Attempt", "Failing", "Limits", "Poll", "Repeat", "Rule", "SameCall"),
     "run": ("Run",),
     "scope": ("current_run", "guarded_run"),
     "signature": ("Ignored", "Primary", "Secret", "ToolSignature", "ToolSpec", "tools_from_toml"),
+    "stats": ("LimitStatus", "RunStats"),
     "telemetry": ("Telemetry",),
     "tool": ("guard_tools", "guarded_tool", "is_guarded"),
 }

@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 from loopguard.records import Finding, LoopStatus
-from loopguard.report import Nudge, RunStats
+from loopguard.report import Nudge
+from loopguard.stats import RunStats
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -130,6 +131,15 @@ class NoRun:
         """Takes it."""
 
     def note_compaction(self) -> None:
+        """Takes it."""
+
+    def note_usage(
+        self,
+        input_tokens: int | None = 0,
+        output_tokens: int | None = 0,
+        cost: float | None = None,
+        model: str | None = None,
+    ) -> None:
         """Takes it."""
 
     def set_mode(self, mode: str) -> None:

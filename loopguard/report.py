@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from loopguard import _safety, wording
+from loopguard.budget import Usage
 from loopguard.errors import LimitReached, LimitRefused, LoopRefused, LoopStopped, RunStopped, ToolCallRefused
 from loopguard.fingerprint import keyed_hex
 from loopguard.records import Action, Finding, Hit, Status
+from loopguard.stats import RunStats
 from loopguard.telemetry import logs, lookup, names
 from loopguard.telemetry.metrics import metrics
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 #: Findings and nudges kept in a run; there is one finding per rung and pattern, so this is far away.
 MOST_FINDINGS = 1_000
 MOST_SEQS = 10
+
+_NO_USAGE = Usage()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,35 +47,6 @@ class Nudge:
         return self.text
 
 
-@dataclass(frozen=True, slots=True)
-class RunStats:
-    """Counts of a run.
-
-    ``calls`` were executed, ``refused`` not; ``warned`` counts warnings, ``heeded`` / ``ignored`` what came of
-    delivered warnings and refusals within five executed calls; ``wasted_calls`` / ``wasted_seconds`` went into repeats
-    after the first of what was warned about; ``abandoned`` calls never came to an outcome.
-    ``turns_analyzed``, ``loops_detected``, ``convergences_detected`` and ``current_streak`` are loopctl's readings:
-    executed operations, of those the ones that looped, 0 until replies are compared, and the largest live count.
-    """
-
-    calls: int = 0
-    refused: int = 0
-    failed: int = 0
-    abandoned: int = 0
-    warned: int = 0
-    heeded: int = 0
-    ignored: int = 0
-    nudges_undelivered: int = 0
-    wasted_calls: int = 0
-    wasted_seconds: float = 0.0
-    false_refusals: int = 0
-    turns_analyzed: int = 0
-    loops_detected: int = 0
-    convergences_detected: int = 0
-    current_streak: int = 0
-    by_rule: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-
-
 class Reporter:
     """The voice of one run."""
 
@@ -89,6 +64,7 @@ class Reporter:
         "observers",
         "parent_span",
         "run",
+        "unpriced_models",
     )
 
     def __init__(self, run: Run) -> None:
@@ -101,6 +77,8 @@ class Reporter:
         #: The model's ids of the calls in flight, where they were given.
         self.call_ids: dict[int, str] | None = None
         self.nudged = 0
+        #: Models without a price that the log named.
+        self.unpriced_models: frozenset[str] = frozenset()
         #: The span that was current when the run opened.
         self.parent_span: Any = None
         self._nudges: deque[tuple[Nudge, int]] | None = None
@@ -201,15 +179,33 @@ class Reporter:
                 how(nudge)
                 self.delivered(hit.rule, key)
             return result
+        self._queue(nudge, key)
+        return result
+
+    def nudge_of_limit(self, finding: Finding) -> None:
+        """Deliver or queue the nudge of a limit that no call of this run brought about."""
+        if self.nudged >= self.budget:
+            return
+        nudge = self.nudge_for(finding, None, 0, (), {})
+        self.nudged += 1
+        how = self.run.options.on_warn
+        if callable(how):
+            with _safety.guarded("on_warn"):
+                how(nudge)
+        else:
+            self._queue(nudge, 0)
+
+    def _queue(self, nudge: Nudge, key: int) -> None:
         if self._nudges is None:
             self._nudges = deque(maxlen=MOST_FINDINGS)
         self._nudges.append((nudge, key))
-        return result
 
     def nudge_for(
-        self, finding: Finding, guard: Guard, seq: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, finding: Finding, guard: Guard | None, seq: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Nudge:
         """The sentence for the model."""
+        if guard is None:
+            return Nudge(wording.nudge_text(finding, None, None, None), finding.tool, None, finding)
         excerpt = guard.without_secrets(self.run.excerpt(seq), args, kwargs)
         text = wording.nudge_text(finding, guard.target(args, kwargs), excerpt, guard.suggestion(args, kwargs))
         return Nudge(text, finding.tool, (self.call_ids or {}).get(seq), finding)
@@ -344,6 +340,7 @@ class Reporter:
             heeded, ignored = dict(books.heeded), dict(books.ignored)
             streak = engine.max_operation_count()
             executed = engine.n
+            usage = engine.usage or _NO_USAGE
         by_rule: dict[str, dict[str, int]] = {}
         for word, counts in (("heeded", heeded), ("ignored", ignored)):
             for (rule, rung), n in counts.items():
@@ -360,6 +357,11 @@ class Reporter:
             wasted_calls=int(totals["wasted"]),
             wasted_seconds=totals["wasted_s"],
             false_refusals=sum(self.false_refusals.values()),
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            cost=usage.cost,
+            unpriced_calls=usage.unpriced,
+            unpriced_tokens=usage.unpriced_tokens,
             turns_analyzed=executed,
             loops_detected=int(totals["looped"]),
             current_streak=streak,

@@ -12,12 +12,13 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Lock
+from threading import Lock, RLock
 from typing import Any, ClassVar, Literal, ParamSpec, TypeVar, cast
 
 from xxhash import xxh3_64_intdigest
 
-from loopguard import _safety
+from loopguard import _safety, prices, spending
+from loopguard.budget import UNFED
 from loopguard.call import Call, claim
 from loopguard.canonical import SCALARS
 from loopguard.config import Settings, deployment_key, effective_mode
@@ -26,10 +27,13 @@ from loopguard.engine import Engine
 from loopguard.errors import RunStopped, ToolCallRefused
 from loopguard.fingerprint import arguments, digest, dumps, text_digest
 from loopguard.guard import Guard, Outcome, worth_masking
+from loopguard.ladder import Bound
 from loopguard.outcome import HEADS
 from loopguard.policy import Mode, Plan, Policy
 from loopguard.records import Action, Finding, Hit, LoopStatus, Operation, Status
-from loopguard.report import Nudge, Reporter, RunStats
+from loopguard.report import Nudge, Reporter
+from loopguard.spending import Handoff
+from loopguard.stats import RunStats
 from loopguard.telemetry import instruments, logs, lookup
 from loopguard.telemetry.metrics import Snapshot, metrics
 from loopguard.within import bind
@@ -98,6 +102,7 @@ class Run:
         "_allowed",
         "_errors",
         "excerpts",
+        "handoff",
         "_lock",
         "release",
         "reply",
@@ -168,6 +173,11 @@ class Run:
             self._lock = Lock()
             self.seed = digest(key, 0) if key else int.from_bytes(noise[26:34], "little")
         self._shared = shared
+        prices.check(self.engine.limits.price)
+        #: Who is asked when a limit is nearly used up; None where nobody wants to be.
+        self.handoff: Handoff | None = None
+        if self.engine.limits.on_handoff is not None:
+            self.handoff = parent.handoff if shared and parent is not None else Handoff()
         self._take_lock()
         #: Results are compared as they are usually.
         self.simple = plan.simple
@@ -251,11 +261,11 @@ class Run:
             return 0
         owner = self
         if isinstance(seq, int):
-            charged = self._charge(live, seq)
+            charged = self._charge(live, seq, at)
             if charged is None:
                 return seq
             seq, owner = charged
-        return self.refused(live, seq, owner, at, kind, key, target, args, kwargs, call_id)
+        return self.refused(live, seq, owner, at, kind, key, target, args, kwargs, call_id, bound)
 
     def done(
         self, guard: Guard, seq: int, result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], handle: Any = None
@@ -282,8 +292,8 @@ class Run:
                 hit = engine.close(call, self.clock(), seq, *outcome)
             finally:
                 self.release()
-            if self.parent is not None and engine.restart_at != restarted:
-                self._restart_ancestors()
+            if self.parent is not None:
+                spending.warn_above(self, guard.tool.name, engine.restart_at != restarted)
             if hit is not None or self.would:
                 return self.told(guard, hit, seq, result, args, kwargs, handle)
         except Exception as error:
@@ -322,6 +332,8 @@ class Run:
             now = self.clock()
             with self._lock:
                 hit = self.engine.end(now, seq, *outcome)
+            if self.parent is not None:
+                spending.warn_above(self, guard.tool.name, restarted=False)
             self.told(guard, hit, seq, None, args, kwargs, handle)
         except Exception as internal:
             self.internal("run.failed", internal)
@@ -361,24 +373,40 @@ class Run:
     def _claimed(self, guard: Guard) -> bool:
         return claim(self, guard.tool.name)
 
-    def _charge(self, live: Live, seq: int) -> tuple[Hit, Run] | None:
+    def _charge(self, live: Live, seq: int, at: float) -> tuple[Hit, Run] | None:
         """Count the call in the runs above. One of them may forbid it."""
+        tool = live.guard.tool
+        charged: list[Run] = []
         for run in self.ancestors():
             if self._shared and run.engine is self.engine:
                 continue
-            with run._lock:
-                hit = run.engine.tick(live.guard.tool)
-            if hit is not None:
-                with self._lock:
-                    self.engine.withdraw(seq)
-                return hit, run
+            while True:
+                with run._lock:
+                    hit = run.engine.tick(tool, at)
+                if hit is None or hit.action is not Action.WARN:
+                    break
+                spending.warn(run, hit)
+            if hit is None:
+                charged.append(run)
+                continue
+            for below in charged:
+                with below._lock:
+                    below.engine.untick(tool)
+            with self._lock:
+                self.engine.withdraw(seq)
+            return hit, run
         return None
 
-    def _restart_ancestors(self) -> None:
-        for run in self.ancestors():
-            if run.engine is not self.engine:
-                with run._lock:
-                    run.engine.note_descendant_write()
+    def _ask_again(
+        self, live: Live, bound: Bound, kind: int, key: int, target: int, hit: Hit, owner: Run
+    ) -> tuple[int | Hit, Run]:
+        """A limit is handed off before it acts; what follows from the answer for this attempt, and in which run."""
+        spending.warn(owner, hit)
+        at = self.clock()
+        with self._lock:
+            seq = self.engine.start(at, bound, kind, key, target, self.reply)
+        charged = self._charge(live, seq, at) if isinstance(seq, int) and self.parent is not None else None
+        return charged or (seq, self)
 
     def refused(
         self,
@@ -392,16 +420,27 @@ class Run:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         call_id: str | None,
+        bound: Bound | None = None,
     ) -> Any:
         """An attempt met a rung: let it through if the guard only watches, else refuse it or end the run."""
         guard = live.guard
+        bound = bound or live.bound
+        while hit.action is Action.WARN:
+            try:
+                answer, owner = self._ask_again(live, bound, kind, key, target, hit, owner)
+            except Exception as internal:
+                self.internal("run.handoff", internal)
+                return 0
+            if isinstance(answer, int):
+                return answer
+            hit = answer
         seq = self.engine.seq
         try:
             enforced = self._enforces(live, hit, owner)
             finding = owner.report.finding(hit, guard, enforced)
             if not enforced:
                 with self._lock:
-                    seq = self.engine.override(at, live.bound, kind, key, target, self.reply)
+                    seq = self.engine.override(at, bound, kind, key, target, self.reply)
                     entry = self.engine.open[seq][0]
                     self.would[seq] = (hit.rule, entry.op.outcome if entry.op is not None else 0)
                     if len(self.would) > 1_000:
@@ -455,10 +494,15 @@ class Run:
         kwargs: Mapping[str, Any],
         handle: Any,
     ) -> Any:
+        if hit.rule == UNFED:
+            spending.say_unfed(self, hit)
+            return result
         live = self.tools[guard]
         enforced = live.mode == "enforce"
         finding = self.report.finding(hit, guard, enforced)
         self.report.publish(finding, guard, args, kwargs, handle)
+        if hit.limit is not None:
+            spending.hand_off(self, hit)
         if not enforced:
             return result
         return self.report.nudge(hit, finding, guard, seq, result, args, kwargs)
@@ -547,6 +591,27 @@ class Run:
         """The model's memory was cut: each call may be repeated once without counting."""
         with self._lock:
             self.engine.note_compaction()
+
+    def note_usage(
+        self,
+        input_tokens: int | None = 0,
+        output_tokens: int | None = 0,
+        cost: float | None = None,
+        model: str | None = None,
+    ) -> None:
+        """What a reply of the model used. It counts for the limits of this run and of all runs around it.
+
+        Args:
+            input_tokens: Tokens that went in.
+            output_tokens: Tokens that came out.
+            cost: US dollars. None = reckoned by ``Limits(price=...)`` of this run, or of the nearest around it;
+                without a price the usage counts as unpriced, never as free.
+            model: The model's name, for its price.
+        """
+        try:
+            spending.note_usage(self, input_tokens, output_tokens, cost, model)
+        except Exception as error:
+            self.internal("run.note_usage", error)
 
     def stop(self, reason: str) -> None:
         """End the run from outside: no further guarded call is executed in it, or below it."""
@@ -685,3 +750,5 @@ def renew_locks() -> None:
         for run in (live, *live.ancestors()):
             run._lock = locks.setdefault(id(run.engine), Lock())
             run._take_lock()
+            if run.handoff is not None:
+                run.handoff.lock = RLock()

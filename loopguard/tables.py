@@ -27,7 +27,7 @@ OUTSIDE_RUN: Final[tuple[OutsideRun, ...]] = ("hint", "ignore", "raise")
 
 _RUNGS: Final = ("warn_after", "refuse_after", "stop_after")
 #: What a text cannot say: objects and functions.
-_CODE_ONLY: Final = ("signature", "redact", "tracer_provider", "meter_provider", "logger_provider")
+_CODE_ONLY: Final = ("signature", "on_handoff", "redact", "tracer_provider", "meter_provider", "logger_provider")
 
 
 def policy_from_mapping(table: Mapping[str, Any], where: str = "policy") -> Policy:

@@ -315,7 +315,8 @@ def _rungs(rule: Any) -> tuple[int | None, ...]:
 
 
 def _limits_text(limits: Limits) -> str:
-    changed = {name: getattr(limits, name) for name in ("calls", "refusals") if getattr(limits, name) is not None}
+    names = ("calls", "seconds", "tokens", "cost", "refusals")
+    changed = {name: getattr(limits, name) for name in names if getattr(limits, name) is not None}
     text = ", ".join(f"{name} {value}" for name, value in changed.items())
     tools = f"{len(limits.calls_per_tool)} tools" if limits.calls_per_tool else ""
     return ", ".join(filter(None, (text, tools))) or "a warning only"

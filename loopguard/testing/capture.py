@@ -148,7 +148,7 @@ class ObservedReporter(Reporter):
         super().publish(finding, guard, args, kwargs, handle)
 
     def nudge_for(
-        self, finding: Finding, guard: Guard, seq: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, finding: Finding, guard: Guard | None, seq: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Nudge:
         """See :meth:`Reporter.nudge_for`."""
         nudge = super().nudge_for(finding, guard, seq, args, kwargs)
