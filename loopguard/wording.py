@@ -91,8 +91,7 @@ def amount(limit: str, value: float, allowed: float) -> str:
 
 
 def _what_repeated(name: str, most: Most | None) -> str:
-    if most is None:
-        return ""
+    assert most is not None  # the fold gives it with every stop
     after = "" if name == "calls" or not most.executed else f" after {most.executed:,} call{_s(most.executed)}"
     if not most.tool:
         return after

@@ -516,3 +516,36 @@ def test_no_limit_at_all() -> None:
 
     assert [run.call() for _ in range(30)] == [None] * 30
     assert not run.engine.limit_due
+
+
+def test_a_round_that_the_caller_names() -> None:
+    """An admitted call begins it."""
+    engine = Engine(Plan(Policy()))
+    engine.start(None, engine.bind(READ), 1, 7, 0, 12)
+
+    assert (engine.round, engine.joinable) == (12, True)
+
+
+def test_a_snapshot_of_a_policy_that_counts() -> None:
+    """An unknown outcome is in the window and in no count."""
+    plan = Plan(Policy.loopctl())
+    engine = Engine(plan)
+    for n, outcome in enumerate((0, 5, 5)):
+        seq = engine.start(None, engine.bind(READ), 0, 7)
+        assert seq == n + 1
+        engine.end(None, seq, 0, outcome)
+    again = restore(plan, snapshot(engine))
+
+    assert {pair: len(ops) for pair, ops in again.counts.items()} == {(7, 5): 2}
+    assert len(again.counted) == 3
+
+
+def test_cleared_edits_are_bounded() -> None:
+    """Recoverable errors on more files than the window holds leave the latest."""
+    engine = Engine(Plan(Policy.of(SMALL_REPEAT, SMALL_FAILING, window=6, history=6)))
+    edit = Tool("edit", edits=True)
+    for n in range(1, 9):
+        engine.clear_edits(n, uncount=False)
+        engine.n += 1
+    assert len(engine.cleared) <= 7
+    assert engine.bind(edit).tool is edit

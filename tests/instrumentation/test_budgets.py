@@ -434,8 +434,9 @@ def test_a_run_that_counts_together_takes_usage_once() -> None:
     """``evidence="parent"`` shares the state."""
     with guarded_run("outer", limits=Limits(tokens=100)) as outer, guarded_run("in", evidence="parent") as inner:
         inner.note_usage(10)
+        calls(1)
 
-    assert outer.stats.input_tokens == 10
+    assert (outer.stats.input_tokens, outer.stats.calls) == (10, 1)
 
 
 def test_calls_below_warn_above() -> None:
@@ -536,3 +537,19 @@ def test_a_fork_renews_who_asks() -> None:
         before = run.handoff.lock
         renew_locks()
         assert run.handoff.lock is not before
+
+
+def test_a_limit_above_that_sees_no_usage_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """Calls of runs below are calls; a novel write there restarts the evidence here, as before."""
+
+    @guarded_tool(kind="write")
+    def write(text: str) -> str:
+        return f"written {next(_numbers)}"
+
+    with guarded_run("outer", limits=Limits(tokens=500)), guarded_run("inner"):
+        for n in range(30):
+            write(f"text {n}")
+
+    said = [line for line in lines(caplog) if "no usage" in line]
+    assert len(said) == 1
+    assert said[0].startswith("loopguard: tokens limit 500 in run 'outer' has seen no usage in 20 calls.")
