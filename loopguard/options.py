@@ -204,12 +204,6 @@ def _seconds(tool: str, option: str, value: Any) -> float | None:
     return float(value)
 
 
-def _flag(tool: str, option: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _wrong(tool, option, value, "give True or False")
-    return value
-
-
 def _text(tool: str, option: str, value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
         raise _wrong(tool, option, value, "give a text")
@@ -257,7 +251,6 @@ CHECKS: Final[Mapping[str, Callable[[str, str, Any], Any]]] = {
     "volatile": _volatile,
     "patience": _seconds,
     "running": _predicate,
-    "once": _flag,
     "suggestion": _text,
     "warn_after": _rung,
     "refuse_after": _rung,

@@ -11,6 +11,7 @@ from loopguard.errors import PolicyError
 from loopguard.index import Trigger
 from loopguard.records import Tool
 from loopguard.rules import RULES, FailingTally, Limits, Off, RepeatTally, Rule, SameCall
+from loopguard.rules.poll import Poll
 from loopguard.rules.repeat import Repeat
 
 Mode = Literal["enforce", "observe", "off"]
@@ -26,7 +27,8 @@ class Policy:
 
     Args:
         rules: Rules that replace those of the same name in the default policy; ``Repeat.off()`` removes one.
-        sensitivity: Moves the default along one frontier: ``"low"``, ``"normal"`` or ``"high"``.
+        sensitivity: ``"low"``, ``"normal"`` or ``"high"``; it is for rules that weigh evidence. Those of this version
+            count, and none of them reads it.
         mode: ``"enforce"``, ``"observe"`` (everything but act) or ``"off"``.
         limits: Limits of every run; None = the default, which warns at 1,000 calls and never stops.
         stop_scope: ``"pattern"`` refuses the call that repeats, ``"run"`` whatever comes next.
@@ -290,6 +292,8 @@ def rules_of(policy: Policy, tool: Tool) -> tuple[Rule, ...]:
     if tool.rungs:
         rungs = dict(tool.rungs)
         rules = tuple(_with_rungs(rule, rungs) if rule.name == Repeat.name else rule for rule in rules)
+    if tool.patience is not None:
+        rules = tuple(replace(rule, patience=tool.patience) if isinstance(rule, Poll) else rule for rule in rules)
     endless = policy.endless_refusals or (policy.limits is not None and policy.limits.refusals is not None)
     for rule in rules:
         rule.check(policy.window, endless)

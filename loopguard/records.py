@@ -87,6 +87,7 @@ class Tool:
     """What a record says about a tool, so that a worker that never imported it folds to the same state.
 
     ``rules`` replace the policy's rules of the same name for this tool.
+    ``patience`` is that of the rule named ``poll``, in seconds; None is the policy's.
     ``rungs`` are field overrides for the rule named ``repeat``, such as ``(("refuse_after", 0),)``.
     """
 
@@ -95,6 +96,7 @@ class Tool:
     volatile: bool = False
     rungs: tuple[tuple[str, int | None], ...] = ()
     rules: tuple[Any, ...] = ()
+    patience: float | None = None
 
 
 class Operation(msgspec.Struct, frozen=True, gc=False, array_like=True):

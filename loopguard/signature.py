@@ -53,7 +53,6 @@ class ToolOptions(TypedDict, total=False):
     volatile: str | Iterable[str] | bool | None
     patience: float | None
     running: Callable[[Any], Any] | None
-    once: bool
     suggestion: str | None
     warn_after: int | None
     refuse_after: int | None
@@ -86,7 +85,6 @@ class ToolSpec:
             None: the usual volatile text, but what then matches is only warned about.
         patience: seconds that a poll may give equal answers; None: the policy's.
         running: says of a poll's result whether it still runs.
-        once: the same call succeeds only once in a run.
         suggestion: added to nudges about this tool.
         warn_after: rung of ``Repeat`` for this tool; 0: never; None: the policy's.
         refuse_after: likewise.
@@ -113,7 +111,6 @@ class ToolSpec:
     volatile: tuple[str, ...] | bool | None = None
     patience: float | None = None
     running: Callable[[Any], Any] | None = None
-    once: bool = False
     suggestion: str | None = None
     warn_after: int | None = None
     refuse_after: int | None = None
@@ -143,6 +140,7 @@ class ToolSpec:
             volatile=bool(self.volatile),
             rungs=self.rungs,
             rules=self.rules,
+            patience=self.patience,
         )
 
 

@@ -158,7 +158,7 @@ class _Writer:
         if number is None:
             number = self._tool_numbers[tool] = len(self.tools)
             rules = [self.rule(rule) for rule in tool.rules]
-            self.tools.append([tool.name, tool.edits, tool.volatile, _plain(tool.rungs), rules])
+            self.tools.append([tool.name, tool.edits, tool.volatile, _plain(tool.rungs), rules, tool.patience])
         return number
 
     def rule(self, rule: Rule | Off) -> list[Any]:
@@ -251,10 +251,10 @@ class _Reader:
         return self.entries[number if _is(int, number) >= 0 else len(self.entries)]
 
     def tool(self, plain: Any) -> Tool:
-        name, edits, volatile, rungs, rules = plain
+        name, edits, volatile, rungs, rules, patience = plain
         pairs = tuple((_is(str, rung), None if value is None else _is(int, value)) for rung, value in rungs)
         own = tuple(self.off(rule[0]) if rule[1] is None else self.rule(rule) for rule in rules)
-        return Tool(_is(str, name), _is(bool, edits), _is(bool, volatile), pairs, own)
+        return Tool(_is(str, name), _is(bool, edits), _is(bool, volatile), pairs, own, _time(patience))
 
     def row(self, plain: Any) -> Row:
         name, tool, *facts = plain

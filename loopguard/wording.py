@@ -170,7 +170,8 @@ def notes(finding: Finding, restarted: str, tool_note: bool = True) -> list[str]
         lines.append(
             "           never refuse this tool: @guarded_tool(refuse_after=0) · only watch: LOOPGUARD_MODE=observe"
         )
-    lines.append(f"  why      {DOCS}/{finding.rule}")
+    if finding.rule != "stop":
+        lines.append(f"  why      {DOCS}/{finding.rule}")
     return lines
 
 

@@ -405,6 +405,18 @@ def test_a_said_round_takes_all_its_calls() -> None:
     assert [op.round for op in agent.engine.history] == [1, 1]
 
 
+def test_a_round_may_be_said_with_the_call_alone() -> None:
+    """A replayed record names its round, without a note before it."""
+    agent = Agent()
+    for key, round_ in ((1, 5), (2, 5), (3, 8)):
+        seq = agent.start(key, round_=round_)
+        assert isinstance(seq, int)
+        agent.engine.end(None, seq, 0, 10)
+
+    assert [op.round for op in agent.engine.history] == [5, 5, 8]
+    assert agent.engine.round == 8
+
+
 # -- unknown kinds between ------------------------------------------------------------------------------------------
 
 
@@ -547,6 +559,15 @@ def test_loopctl_forgets_failed_edits_too() -> None:
 
     assert [edit(loopctl, 1, recoverable=True) for _ in range(9)] == row("9run")
     assert [edit(opendev, 1, recoverable=True) for _ in range(4)] == row("3run stop")
+
+
+def test_only_files_in_the_window_are_remembered_as_cleared() -> None:
+    """However many files have recoverable errors, the state stays small."""
+    agent = Agent(Policy.of(Repeat(unknown_stop_after=0, unknown_refuse_after=0), window=10, history=10))
+    for n in range(40):
+        edit(agent, 100 + n, recoverable=True, target=200 + n)
+
+    assert len(agent.engine.cleared) <= 11
 
 
 # -- masking --------------------------------------------------------------------------------------------------------

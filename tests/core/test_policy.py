@@ -280,3 +280,12 @@ def test_nearest_names() -> None:
 def test_actions_are_ordered() -> None:
     """A stop is harder than a refusal, a refusal than a warning."""
     assert sorted(Action, key=lambda action: action.hardness) == [Action.WARN, Action.REFUSE, Action.STOP]
+
+
+def test_a_tools_patience_is_that_of_its_polls() -> None:
+    """``patience=`` of a tool holds for ``Poll`` in place of the policy's, and changes nothing else."""
+    plan = Plan(Policy())
+    rules = {rule.name: rule for rule in plan.rules_for(Tool("status", patience=30.0)).all}
+
+    assert 30.0 == rules["poll"].patience  # type: ignore[attr-defined]
+    assert rules["repeat"] == next(rule for rule in plan.policy.rules if rule.name == "repeat")
