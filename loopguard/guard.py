@@ -255,12 +255,21 @@ class Guard:
 
     # -- for messages -----------------------------------------------------------------------------------------------
 
-    def target(self, args: Args, kwargs: Kwargs) -> tuple[str, str] | None:
-        """Name and text of what the call is about, for texts that stay in the process; None if it is secret."""
-        text = self.without_secrets(self.binder.target(args, kwargs), args, kwargs)
+    def target(self, args: Args, kwargs: Kwargs, declared: bool = False) -> tuple[str, str] | None:
+        """Name and text of what the call is about, for texts that stay in the process; None if it is secret.
+
+        With ``declared``, only what the tool itself named; else the first text among the arguments will do.
+        """
+        name, text = self.binder.target_name or "target", self.binder.target(args, kwargs)
+        if text is None and not self.spec.primary and not declared:
+            # Nothing was declared: the first text among the arguments says most about the call.
+            left_out = self.spec.without | self.spec.secret
+            texts = (pair for pair in self.binder.named(args, kwargs).items() if type(pair[1]) is str and pair[1])
+            name, text = next((pair for pair in texts if pair[0] not in left_out), (name, None))
+        text = self.without_secrets(text, args, kwargs)
         if text is None:
             return None
-        return self.binder.target_name or "target", text if len(text) <= _TARGET_SIZE else text[:_TARGET_SIZE] + "…"
+        return name, text if len(text) <= _TARGET_SIZE else text[:_TARGET_SIZE] + "…"
 
     def suggestion(self, args: Args, kwargs: Kwargs) -> str | None:
         """What the tool itself suggests."""

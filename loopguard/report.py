@@ -169,7 +169,7 @@ class Reporter:
                     callback(finding)
         for observer in self.observers:
             with _safety.guarded("observer"):
-                target = guard.target(args, kwargs) if guard is not None else None
+                target = guard.target(args, kwargs, declared=True) if guard is not None else None
                 pattern = f"{finding.tool}({target[1] if target else ''})"
                 observer.on_loop_detected(pattern, finding.repetitions)  # type: ignore[attr-defined]
 

@@ -287,5 +287,5 @@ def test_a_tools_patience_is_that_of_its_polls() -> None:
     plan = Plan(Policy())
     rules = {rule.name: rule for rule in plan.rules_for(Tool("status", patience=30.0)).all}
 
-    assert 30.0 == rules["poll"].patience  # type: ignore[attr-defined]
+    assert rules["poll"].patience == 30.0  # type: ignore[attr-defined]
     assert rules["repeat"] == next(rule for rule in plan.policy.rules if rule.name == "repeat")

@@ -376,7 +376,7 @@ NESTED_SECRETS = (TOKEN, "pass-word-1!", "Bearer abc.def")
 
 @pytest.mark.scenario("ins-secrets-every-sink")
 def test_undeclared_arguments_are_in_no_sink(sinks: Sinks) -> None:
-    """Arguments stay in the process whether or not they are declared: nested, in text, as a bare token."""
+    """Arguments stay in the process whether or not they are declared; the model is shown its first text and no other."""
 
     @guarded_tool
     def post(body: dict[str, Any], text: str, token: str) -> str:
@@ -384,7 +384,9 @@ def test_undeclared_arguments_are_in_no_sink(sinks: Sinks) -> None:
 
     bare = f"bare-token-{70 + 7}"  # not in the source line that a traceback shows
     sinks.drive(lambda: post(NESTED, f"use {TOKEN} please", bare))
-    assert_hidden_from_all(sinks, *NESTED_SECRETS, bare)
+    assert_nowhere(sinks, *NESTED_SECRETS, bare)
+    assert any("please" in text for text in sinks.model)
+    assert not [text for text in sinks.model if bare in text or "pass-word-1!" in text]
 
 
 @pytest.mark.scenario("ins-secrets-every-sink")
