@@ -82,14 +82,25 @@ class Engine(Ladder):
         return seq
 
     def override(
-        self, at: float | None, bound: Bound, kind: int, key: int, target: int = 0, round_: int | None = None
+        self,
+        at: float | None,
+        bound: Bound,
+        kind: int,
+        key: int,
+        target: int = 0,
+        round_: int | None = None,
+        seq: int | None = None,
     ) -> int:
-        """The attempt just refused is executed after all (observe mode, a person's word). Returns its number.
+        """A refused attempt is executed after all (observe mode, a person's word). Returns its number.
+
+        ``seq`` is the number of the attempt; None is the last one.
 
         Its refusal does not count as one: the sum of executed and refused attempts stays what it would have been.
         """
+        if seq is None:
+            seq = self.seq
         self.latch = None
-        self.books.unrefuse(self.seq)
+        self.books.unrefuse(seq)
         self.totals["refused"] -= 1
         bound.row.refused -= 1
         entry = self.keys.get(key)
@@ -104,13 +115,18 @@ class Engine(Ladder):
         bound.row.calls += 1
         self.calls += 1
         self._rearm()
-        self.open[self.seq] = (entry, bound, self.round, at)
-        return self.seq
+        self.open[seq] = (entry, bound, self.round, at)
+        return seq
 
     def withdraw(self, seq: int) -> None:
         """An admitted call is refused after all, by a run above: it was not executed and counts as refused."""
-        entry, bound, _, _ = self.open.pop(seq)
+        call = self.open.pop(seq, None)
+        if call is None:  # its lease ran out meanwhile
+            return
+        entry, bound, round_, _ = call
         self.release(entry)
+        if round_ == self.round:
+            self.joinable = False
         self.calls -= 1
         bound.row.calls -= 1
         bound.row.refused += 1
@@ -194,7 +210,7 @@ class Engine(Ladder):
             if outcome != old.outcome and not masked:
                 armed = 18 if old.n > n - self.window else 16  # ANY | SAME_CALL
                 entry.flips += 1
-                entry.mixed_at = -1
+                entry.mixed_at = entry.soft_at = -1
                 entry.compaction = self.compactions
             else:
                 armed = self._compare(entry, old, n, status, outcome, masked, prev_masked)
@@ -205,6 +221,8 @@ class Engine(Ladder):
             if armed >= _FREE:
                 armed -= _FREE
                 free = True
+            elif soft:
+                entry.soft_at = n
         elif self.compactions:
             entry.compaction = self.compactions
         row = bound.row
@@ -250,9 +268,9 @@ class Engine(Ladder):
             self._restart(n - 1)
         rules = bound.after[armed]
         if self.limit_due:
-            hit = self._judge(rules, entry, at, op)
+            hit = self._judge(rules, entry, at, op, bound)
             return self._limit_warning(row) if hit is None else hit
-        return self._judge(rules, entry, at, op) if rules else None
+        return self._judge(rules, entry, at, op, bound) if rules else None
 
     def _compare(
         self, entry: Entry, old: Operation, n: int, status: int, outcome: int, masked: int, prev_masked: int
@@ -272,7 +290,7 @@ class Engine(Ladder):
                 armed = 19 + _SOFT
         if armed < 19:
             entry.flips += 1
-            entry.mixed_at = -1
+            entry.mixed_at = entry.soft_at = -1
             entry.compaction = self.compactions
             return armed
         entry.flips = 0

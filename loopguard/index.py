@@ -79,6 +79,8 @@ class Entry(msgspec.Struct, gc=False):
     flips: int = 0
     #: ``n`` of the latest match before which another call of unknown kind was executed.
     mixed_at: int = -1
+    #: ``n`` of the latest match that rests on masking.
+    soft_at: int = -1
     #: How many operations of unknown kind there were up to the last one of this call.
     unknowns: int = 0
     #: The compaction after which this call used its free repetition.

@@ -236,7 +236,7 @@ class Ladder(Index):
         self.totals["refused"] += 1
         if not entry.flight and entry.op is None:
             self.keys.pop(entry.key, None)
-        return hit
+        return hit._replace(seq=self.seq)
 
     def _limit(self, name: str, used: float, allowed: float, action: Action, tool: str) -> Hit:
         pattern = ("limits", name)
@@ -248,7 +248,9 @@ class Ladder(Index):
 
     # -- after a call -----------------------------------------------------------------------------------------------
 
-    def _judge(self, arms: tuple[Rule, ...], entry: Entry, at: float | None, operation: Operation) -> Hit | None:
+    def _judge(
+        self, arms: tuple[Rule, ...], entry: Entry, at: float | None, operation: Operation, bound: Bound
+    ) -> Hit | None:
         """What the operation just taken in completes: the most specific warning, the others named beside it."""
         hits: list[tuple[Rule, Evidence]] = []
         looped = wasted = False
@@ -258,7 +260,7 @@ class Ladder(Index):
             evidence = rule.evidence(self, entry, at, operation)
             if evidence is None:
                 continue
-            if self.plan.scope_run:
+            if self.plan.scope_run and bound.all:
                 rung = min((r for r in (evidence.refuse, evidence.stop) if r), default=0)
                 if rung and evidence.done >= rung:
                     self.over[evidence.pattern] = (rule, evidence)
@@ -328,4 +330,14 @@ class Ladder(Index):
     def repeats(self, at: float | None) -> list[tuple[Rule, Evidence]]:
         """All live patterns of the rule named ``repeat``. O(window)."""
         rule = next((rule for rule in self.plan.policy.rules if rule.name == "repeat"), None)
-        return [] if rule is None else [(rule, evidence) for evidence in rule.scan(self, at)]
+        if rule is not None and not rule.own_row:
+            return [(rule, evidence) for evidence in rule.scan(self, at)]
+        found = []
+        for entry in list(self.keys.values()):
+            bound = self.bounds.get(entry.row.name)
+            own = next((rule for rule in bound.all if rule.name == "repeat"), None) if bound is not None else rule
+            if own is not None and entry.kind not in own.skips:
+                evidence = own.evidence(self, entry, at)
+                if evidence is not None and evidence.done:
+                    found.append((own, evidence))
+        return found

@@ -64,7 +64,7 @@ class Policy:
     signature: Any = field(default=None, compare=False)
 
     def __init__(self, *rules: Rule | Off, **settings: Any) -> None:
-        self._set(_merge(_defaults(), rules), settings)
+        self._set(_merge(_defaults(settings.get("window", _SETTINGS["window"])), rules), settings)
 
     @classmethod
     def of(cls, *rules: Rule, **settings: Any) -> Self:
@@ -183,8 +183,16 @@ def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
         raise PolicyError(f"Policy({name}={value!r}) is not one of {', '.join(map(repr, known))}.")
 
 
-def _defaults() -> tuple[Rule, ...]:
-    return tuple(rule() for rule, default in RULES.items() if default)
+def _defaults(window: object) -> tuple[Rule, ...]:
+    """The default rules; in a small window their rungs come down to it, since nobody asked for the higher ones."""
+    rules = (rule() for rule, default in RULES.items() if default)
+    return tuple(_fitted(rule, window) if isinstance(window, int) and window > 0 else rule for rule in rules)
+
+
+def _fitted(rule: Rule, window: int) -> Rule:
+    rungs = {item.name: getattr(rule, item.name) for item in fields(rule) if item.name.endswith("_after")}
+    too_high = {name: window for name, rung in rungs.items() if rung is not None and rung > window}
+    return replace(rule, **too_high) if too_high else rule
 
 
 def _merge(rules: Iterable[Rule], changes: Iterable[Rule | Off]) -> tuple[Rule, ...]:

@@ -130,7 +130,7 @@ class Evidence(NamedTuple):
     """What a rule sees in the records: a pattern and how often it was matched.
 
     ``pattern`` names what is warned about once, ``key`` the call that a refusal hits (0 = whatever comes next).
-    ``done`` counts matching operations, ``seqs`` their call numbers, oldest first.
+    ``done`` counts matching operations, ``seqs`` holds their call numbers: the first and the last nineteen.
     ``warn`` / ``refuse`` / ``stop`` are the rungs that hold for this evidence; 0 is off.
     ``in_flight`` says whether calls without an outcome yet count towards a refusal.
     """
@@ -161,6 +161,8 @@ class Hit(NamedTuple):
     report: bool
     also: tuple[str, ...] = ()
     limit: tuple[str, float, float] | None = None
+    #: The number of the attempt that met it; 0 after an outcome.
+    seq: int = 0
 
 
 @dataclass(frozen=True, slots=True)

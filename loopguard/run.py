@@ -371,7 +371,7 @@ class Run:
             if hit is not None:
                 with self._lock:
                     self.engine.withdraw(seq)
-                return hit, run
+                return hit._replace(seq=seq), run
         return None
 
     def _restart_ancestors(self) -> None:
@@ -395,13 +395,13 @@ class Run:
     ) -> Any:
         """An attempt met a rung: let it through if the guard only watches, else refuse it or end the run."""
         guard = live.guard
-        seq = self.engine.seq
+        seq = hit.seq
         try:
             enforced = self._enforces(live, hit, owner)
             finding = owner.report.finding(hit, guard, enforced)
             if not enforced:
                 with self._lock:
-                    seq = self.engine.override(at, live.bound, kind, key, target, self.reply)
+                    seq = self.engine.override(at, live.bound, kind, key, target, self.reply, seq)
                     entry = self.engine.open[seq][0]
                     self.would[seq] = (hit.rule, entry.op.outcome if entry.op is not None else 0)
                     if len(self.would) > 1_000:

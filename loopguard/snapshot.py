@@ -48,7 +48,7 @@ _COUNTERS = (
 )
 _FLAGS = ("joinable", "limit_due", "limit_warned", "watchful")
 _LEDGER = ("key", "outcome", "n", "warned", "allowed", "refused", "round", "last_seq", "told")
-_ENTRY = ("kind", "target", "flight", "flips", "mixed_at", "compaction", "unknowns")
+_ENTRY = ("kind", "target", "flight", "flips", "mixed_at", "compaction", "unknowns", "soft_at")
 _ROW = ("last", "calls", "below", "refused")
 
 
@@ -271,7 +271,7 @@ class _Reader:
         entry.ops = None if ops is None else [self.ops[n] for n in ops]
         entry.flight, entry.flips = numbers["flight"], numbers["flips"]
         entry.mixed_at, entry.compaction = numbers["mixed_at"], numbers["compaction"]
-        entry.unknowns = numbers["unknowns"]
+        entry.unknowns, entry.soft_at = numbers["unknowns"], numbers["soft_at"]
         return entry
 
     def call(self, plain: Any) -> tuple[int, tuple[Entry, Bound, int, float | None]]:
@@ -369,7 +369,7 @@ def _evidence(plain: Any) -> Evidence:
 
 
 def _hit(plain: Any) -> Hit:
-    rule, action, tool, evidence, threshold, refused, report, also, limit = plain
+    rule, action, tool, evidence, threshold, refused, report, also, limit, seq = plain
     if limit is not None:
         name, used, allowed = limit
         limit = (_is(str, name), _number(used), _number(allowed))
@@ -383,4 +383,5 @@ def _hit(plain: Any) -> Hit:
         _is(bool, report),
         tuple(_is(str, name) for name in also),
         limit,
+        _is(int, seq),
     )

@@ -181,6 +181,17 @@ def check_rungs(
         )
 
 
+#: Operations of a pattern that a finding looks at; more would make a long loop cost more with every call.
+SHOWN = 20
+
+
+def shown(operations: Sequence[Operation]) -> tuple[int, ...]:
+    """The call numbers of the first operation and of the last nineteen."""
+    if len(operations) <= SHOWN:
+        return tuple(op.seq for op in operations)
+    return (operations[0].seq, *(op.seq for op in operations[1 - SHOWN :]))
+
+
 def took(operations: Sequence[Operation]) -> float:
-    """Seconds spent in the operations after the first."""
-    return float(sum(op.took for op in operations[1:]))
+    """Seconds spent in the operations after the first; of many, in the last nineteen."""
+    return float(sum(op.took for op in operations[max(1, len(operations) - SHOWN + 1) :]))

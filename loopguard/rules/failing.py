@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from loopguard.index import Trigger
 from loopguard.records import ErrorClass, Evidence, Kind, Operation, Status
-from loopguard.rules.base import Attempt, Rule, Words, check_rungs, lowest, took
+from loopguard.rules.base import Attempt, Rule, Words, check_rungs, lowest, shown, took
 
 if TYPE_CHECKING:
     from loopguard.index import Entry, Index
@@ -88,7 +88,7 @@ class Failing(Rule):
             key,
             ops[-1].outcome,
             len(ops),
-            tuple(op.seq for op in ops),
+            shown(ops),
             warn,
             refuse,
             stop,

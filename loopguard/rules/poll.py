@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from loopguard.errors import PolicyError
 from loopguard.index import Trigger
 from loopguard.records import Evidence, Kind, Operation, Status
-from loopguard.rules.base import Attempt, Rule, Words, check_rungs, took
+from loopguard.rules.base import Attempt, Rule, Words, check_rungs, shown, took
 
 if TYPE_CHECKING:
     from loopguard.index import Entry, Index
@@ -74,7 +74,7 @@ class Poll(Rule):
             key,
             ops[-1].outcome,
             len(ops),
-            tuple(op.seq for op in ops),
+            shown(ops),
             0 if patient else self.warn_after or 0,
             0 if patient else self.refuse_after or 0,
             0 if patient else self.stop_after or 0,

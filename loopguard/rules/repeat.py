@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from loopguard.errors import PolicyError
 from loopguard.index import Trigger
 from loopguard.records import Evidence, Kind, Operation, Status
-from loopguard.rules.base import Attempt, Rule, Words, check_rungs, lowest, took
+from loopguard.rules.base import Attempt, Rule, Words, check_rungs, lowest, shown, took
 
 if TYPE_CHECKING:
     from loopguard.index import Entry, Index
@@ -66,7 +66,8 @@ class Repeat(Rule):
         if self.within is not None and ops:
             ops = recent(ops, at, self.within)
         mixed = bool(ops) and entry.mixed_at > ops[0].n
-        return self._found(entry.key, ops[-1].outcome if ops else 0, ops, mixed, any_soft(ops))
+        soft = bool(ops) and entry.soft_at > ops[0].n
+        return self._found(entry.key, ops[-1].outcome if ops else 0, ops, mixed, soft)
 
     def judge(self, window: Sequence[Operation], call: Attempt) -> Evidence | None:
         """From the window, by its definition."""
@@ -99,7 +100,7 @@ class Repeat(Rule):
             key,
             outcome,
             len(ops),
-            tuple(op.seq for op in ops),
+            shown(ops),
             warn,
             0 if soft else refuse,
             0 if soft else stop,

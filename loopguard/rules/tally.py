@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from loopguard.errors import PolicyError
 from loopguard.index import Trigger
 from loopguard.records import Evidence, Operation, Status
-from loopguard.rules.base import Attempt, Rule, Words, took
+from loopguard.rules.base import Attempt, Rule, Words, shown, took
 from loopguard.rules.failing import Failing
 from loopguard.rules.repeat import Repeat
 
@@ -169,7 +169,7 @@ def tally_evidence(name: str, pair: tuple[int, int], ops: Sequence[Operation], w
         pair[0],
         pair[1],
         len(ops),
-        tuple(op.seq for op in ops),
+        shown(ops),
         warn,
         0,
         stop,

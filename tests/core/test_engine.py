@@ -219,7 +219,7 @@ def test_a_stop_sticks() -> None:
     hit = engine.stop("runaway")
 
     assert hit.report
-    assert refused(engine, 5) == hit._replace(report=False)
+    assert refused(engine, 5) == hit._replace(report=False, seq=1)
     assert engine.tick(TOOL) == hit._replace(report=False)
     assert hit.evidence.pattern == ("stop", "runaway")
 

@@ -289,3 +289,13 @@ def test_a_tools_patience_is_that_of_its_polls() -> None:
 
     assert rules["poll"].patience == 30.0  # type: ignore[attr-defined]
     assert rules["repeat"] == next(rule for rule in plan.policy.rules if rule.name == "repeat")
+
+
+@pytest.mark.parametrize("window", [1, 2, 8, 20, 49])
+def test_the_default_fits_a_small_window(window: int) -> None:
+    """Rungs that nobody asked for come down to the window; one that is asked for has to fit."""
+    policy = Policy(window=window)
+
+    assert all(rung <= window for rule in policy.rules for rung in (rule.warn_after, rule.refuse_after) if rung)
+    with pytest.raises(PolicyError, match="can never fire"):
+        Policy(Repeat(warn_after=window + 1, refuse_after=0, stop_after=0), window=window)
