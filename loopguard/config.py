@@ -40,8 +40,8 @@ class Settings:
     Args:
         policy: The policy of runs that name none.
         tools: What is declared about tools by name.
-        store: Where the records of a run live; None = in this process.
-        mode: None = the policy's. ``LOOPGUARD_MODE`` is not in here, see :func:`effective_mode`.
+        store: Where the records of a run live. None and ``"memory://"``: in this process, the only place so far.
+        mode: None = the policy's. ``LOOPGUARD_MODE`` is not in here, see `effective_mode`.
         outside_run: What to do with a guarded tool that is called outside a run.
         on_finding: Called with every finding of every run.
         telemetry: What OpenTelemetry is told.
@@ -107,7 +107,7 @@ if hasattr(os, "register_at_fork"):
 def settings() -> Settings:
     """What holds now. Cheap as long as nothing changes: it compares variables and working directory.
 
-    The settings file is read once per working directory; :func:`reset` makes it be read again.
+    The settings file is read once per working directory; `reset` makes it be read again.
 
     Raises:
         PolicyError: The settings file cannot be read or meant. Variables never raise: they are named in the log.
@@ -118,7 +118,7 @@ def settings() -> Settings:
 def known_settings() -> Settings:
     """The settings merged last, without a look at environment and folder. Never raises, and costs next to nothing.
 
-    For calls of tools, where :func:`settings` would cost too much and must not raise. A ``configure`` shows at once.
+    For calls of tools, where `settings` would cost too much and must not raise. A ``configure`` shows at once.
     """
     merged = _config.merged
     if merged is not None:
@@ -140,7 +140,7 @@ def outside(given: Settings | None = None) -> OutsideRun:
 
 
 class Configured:
-    """What :func:`configure` returns: used as a block, it restores at its end what the call changed."""
+    """What `configure` returns: used as a block, it restores at its end what the call changed."""
 
     __slots__ = ("_before", "_names")
 
@@ -188,15 +188,15 @@ def configure(
     file speaks again.
 
     Args:
-        policy: A :class:`~loopguard.Policy`, the name of a preset, a TOML file, or a mapping of settings.
-        tools: Tools by name: a mapping of :class:`~loopguard.ToolSpec` or tables, or a TOML file.
-        store: The address of the store that runs share.
+        policy: A `Policy`, the name of a preset, a TOML file, or a mapping of settings.
+        tools: Tools by name: a mapping of `ToolSpec` or tables, or a TOML file.
+        store: ``"memory://"``: runs are kept in this process, as they are without it. This version has no other.
         mode: ``"enforce"``, ``"observe"`` (everything but act) or ``"off"``.
         outside_run: ``"hint"`` says once per tool that a call outside a run is not guarded, ``"ignore"`` is silent,
             ``"raise"`` makes it an error.
         on_finding: Called with every finding; what it raises is logged.
-        telemetry: A :class:`~loopguard.Telemetry`.
-        limits: :class:`~loopguard.Limits` of every run.
+        telemetry: A `Telemetry`.
+        limits: `Limits` of every run.
 
     Raises:
         PolicyError: A value cannot be meant; nothing is changed then.
@@ -289,7 +289,7 @@ def origins() -> list[Origin]:
     """Every setting with where it came from.
 
     Raises:
-        PolicyError: As :func:`settings`.
+        PolicyError: As `settings`.
     """
     with _config.lock:
         merged = _merge()

@@ -99,10 +99,13 @@ class Engine(Ladder):
         """
         if seq is None:
             seq = self.seq
+        if self.latch is None:
+            bound.row.refused -= 1
+        else:
+            bound.row.stopped -= 1
         self.latch = None
         self.books.unrefuse(seq)
         self.totals["refused"] -= 1
-        bound.row.refused -= 1
         entry = self.keys.get(key)
         if entry is None:
             entry = self.keys[key] = Entry(key, bound.row, kind, target)
@@ -243,6 +246,7 @@ class Engine(Ladder):
             free,
             masked,
             ended,
+            old.since if old is not None and (armed == 19 or free) else at,
         )
         self.history.append(op)
         if old is not None:

@@ -46,7 +46,7 @@ class Trigger(IntFlag):
 class Row:
     """What is known about one tool: its last outcome, and totals for limits."""
 
-    __slots__ = ("below", "calls", "last", "name", "refused", "tool")
+    __slots__ = ("below", "calls", "last", "name", "refused", "stopped", "tool", "wasted")
 
     def __init__(self, tool: Tool, name: str) -> None:
         self.tool = tool
@@ -56,7 +56,11 @@ class Row:
         #: Calls executed in this run, and in the runs below it.
         self.calls = 0
         self.below = 0
+        #: Attempts that were refused, and attempts after which the run was over.
         self.refused = 0
+        self.stopped = 0
+        #: Executed calls that repeated what was warned about.
+        self.wasted = 0
 
 
 class Entry(msgspec.Struct, gc=False):

@@ -171,7 +171,7 @@ class Ladder(Index):
             for ledger in ledgers:
                 again = ledger.refuse(round_now, self.seq) or again
         also = tuple(item[1].name for item in met[1:])
-        hit = Hit(rule.name, action, tool, evidence, threshold, refused, report, also)
+        hit = Hit(rule.name, action, self._tool_of(evidence, entry), evidence, threshold, refused, report, also)
         if action is Action.STOP:
             self._latch(hit)
         if again:
@@ -179,6 +179,11 @@ class Ladder(Index):
         if again and action is Action.REFUSE:
             self.books.follow(rule.name, Action.REFUSE, entry.key)
         return self._refuse(entry, hit)
+
+    def _tool_of(self, evidence: Evidence, entry: Entry) -> str:
+        """The tool that the evidence is about; with scope "run" that need not be the one that is asked for."""
+        about = self.keys.get(evidence.key)
+        return entry.row.name if about is None else about.row.name
 
     def _climb(
         self,
@@ -232,7 +237,10 @@ class Ladder(Index):
         )
 
     def _refuse(self, entry: Entry, hit: Hit) -> Hit:
-        entry.row.refused += 1
+        if hit.action is Action.STOP:
+            entry.row.stopped += 1
+        else:
+            entry.row.refused += 1
         self.totals["refused"] += 1
         if not entry.flight and entry.op is None:
             self.keys.pop(entry.key, None)
@@ -280,6 +288,7 @@ class Ladder(Index):
         if wasted:
             totals["wasted"] += 1
             totals["wasted_s"] += operation.took
+            entry.row.wasted += 1
         if not hits:
             return None
         for rule, evidence in hits:
@@ -289,11 +298,10 @@ class Ladder(Index):
         totals["warned"] += 1
         if not wasted:
             totals["wasted"] += evidence.done - 1
+            entry.row.wasted += evidence.done - 1
             totals["wasted_s"] += evidence.wasted_s
         also = tuple(other.name for other, _ in hits[1:])
-        tool = entry.row.name
-        if evidence.key != entry.key and evidence.key in self.keys:
-            tool = self.keys[evidence.key].row.name
+        tool = self._tool_of(evidence, entry)
         return Hit(rule.name, Action.WARN, tool, evidence, evidence.warn, 0, True, also)
 
     def _progress(self, entry: Entry, outcome: int, armed: int) -> None:

@@ -53,10 +53,10 @@ def outside_run(guard: Guard, run: Run | None) -> Run | Traced | None:
             _places.clear()
         place = _places[guard] = _Place(guard.tool.name)
     place.count.value += 1
+    what = config.outside()
+    if what == "raise":
+        raise LoopguardError(wording.outside_error(guard.tool.name))
     if not place.said:
-        what = config.outside()
-        if what == "raise":
-            raise LoopguardError(wording.outside_text(guard.tool.name))
         place.said = True
         if what == "hint":
             logs.logger.warning("loopguard: %s", wording.outside_text(guard.tool.name))

@@ -106,7 +106,8 @@ class Operation(msgspec.Struct, frozen=True, gc=False, array_like=True):
     ``outcome`` is the digest by which outcomes are compared: of the result, or of the error's template.
     ``soft`` marks a match that rests on masking, ``free`` the one repetition that a compaction grants,
     ``took`` is the duration in seconds (0.0 where the records carry no time), ``masked`` the digest of the outcome
-    with volatile text taken out (0 = not taken), ``ended`` that a poll said it is over.
+    with volatile text taken out (0 = not taken), ``ended`` that a poll said it is over,
+    ``since`` when its row of equal outcomes began.
     """
 
     n: int
@@ -124,6 +125,7 @@ class Operation(msgspec.Struct, frozen=True, gc=False, array_like=True):
     free: bool
     masked: int
     ended: bool
+    since: float | None = None
 
 
 class Evidence(NamedTuple):

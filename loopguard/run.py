@@ -23,12 +23,12 @@ from loopguard.canonical import SCALARS
 from loopguard.config import Settings, deployment_key, effective_mode
 from loopguard.context import Instead
 from loopguard.engine import Engine
-from loopguard.errors import RunStopped, ToolCallRefused
+from loopguard.errors import PolicyError, RunStopped, ToolCallRefused
 from loopguard.fingerprint import arguments, digest, dumps, text_digest
 from loopguard.guard import Guard, Outcome, worth_masking
 from loopguard.outcome import HEADS
-from loopguard.policy import Mode, Plan, Policy
-from loopguard.records import Action, Finding, Hit, LoopStatus, Operation, Status
+from loopguard.policy import MODES, Mode, Plan, Policy
+from loopguard.records import Finding, Hit, LoopStatus, Operation, Status
 from loopguard.report import Nudge, Reporter, RunStats
 from loopguard.telemetry import instruments, logs, lookup
 from loopguard.telemetry.metrics import Snapshot, metrics
@@ -103,6 +103,7 @@ class Run:
         "reply",
         "_shared",
         "tools",
+        "untold",
         "would",
         "agent",
         "children",
@@ -177,6 +178,8 @@ class Run:
         #: Number and text of the last calls, each in a place that its number gives.
         self.excerpts: list[tuple[int, str] | None] = parent.excerpts if shared and parent else _NO_EXCERPTS
         self.would: dict[int, tuple[str, int]] = {}
+        #: Findings for spans that are about to begin, by number of the call.
+        self.untold: dict[int, Finding] = {}
         self._allowed: dict[str | None, int] = {}
         self.reply: int | None = None
         self._errors = 0
@@ -407,7 +410,11 @@ class Run:
                     if len(self.would) > 1_000:
                         del self.would[next(iter(self.would))]
             if hit.report:
-                owner.report.publish(finding, guard, args, kwargs)
+                # A call that goes through will have a span of its own, in a moment: the finding belongs there.
+                later = not enforced and self.spans is not None
+                owner.report.publish(finding, guard, args, kwargs, spans=not later)
+                if later:
+                    self.untold[seq] = finding
             if not enforced:
                 return seq
             error = owner.report.error(hit, finding, guard, args, kwargs)
@@ -419,23 +426,30 @@ class Run:
             self.internal("run.refuse", internal)
             return 0
         if isinstance(error, RunStopped):
-            owner.report.stop_seen(error)
+            owner.report.stop_seen(error, guard)
             raise error
         return self._answer(guard, error, args, kwargs)
+
+    def tell_span(self, seq: int, handle: Any) -> None:
+        """The span of a call began: what was found when it was asked for, and only watched, goes there."""
+        finding = self.untold.pop(seq, None)
+        if finding is not None and self.spans is not None:
+            self.spans.finding(handle, finding)
 
     def _answer(self, guard: Guard, error: ToolCallRefused, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         how = guard.spec.on_refuse or self.options.on_refuse
         if how == "raise":
             raise error
-        return Instead(how(error) if callable(how) else error.for_model())
+        return Instead(error, how if callable(how) else None)
 
     def _enforces(self, live: Live, hit: Hit, owner: Run) -> bool:
         if hit.rule == "stop":
             return True
         if live.mode != "enforce" or owner.mode != "enforce":
             return False
-        name = live.guard.tool.name
-        return not (hit.action is Action.REFUSE and (name in self._allowed or None in self._allowed))
+        if hit.limit is not None:
+            return True
+        return not any(hit.tool in run._allowed or None in run._allowed for run in (self, *self.ancestors()))
 
     def _judge_false_refusal(self, seq: int) -> None:
         """A call that would have been refused: was its outcome new?"""
@@ -523,7 +537,10 @@ class Run:
 
     @contextmanager
     def allow(self, *tools: str) -> Iterator[None]:
-        """A block in which no call of these tools is refused for a loop (all tools if none is named)."""
+        """A block in which a loop of these tools is neither refused nor stopped (of all tools if none is named).
+
+        It holds in the runs below too; limits hold all the same.
+        """
         names: tuple[str | None, ...] = tools or (None,)
         for name in names:
             self._allowed[name] = self._allowed.get(name, 0) + 1
@@ -562,6 +579,8 @@ class Run:
 
     def set_mode(self, mode: Mode) -> None:
         """Switch the guard for this run: ``"enforce"``, ``"observe"`` or ``"off"``. ``LOOPGUARD_MODE`` still weakens."""
+        if mode not in MODES:
+            raise PolicyError(f"mode={mode!r} is not one of {', '.join(map(repr, MODES))}.")
         self.mode = effective_mode(mode)
         self.tools.clear()
 
@@ -647,6 +666,8 @@ class Run:
                     calls[row.name, "allow"] = row.calls
                 if row.refused:
                     calls[row.name, "refuse"] = row.refused
+                if row.stopped:
+                    calls[row.name, "stop"] = row.stopped
             most = self.engine.max_operation_count()
         return {"max_operation_count": most, "calls": calls, "agent": self.agent}
 

@@ -124,7 +124,7 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
         if mode is not None and mode not in MODES:
             raise PolicyError(f"mode={mode!r} is not one of {', '.join(map(repr, MODES))}.")
         if limits is not None and not isinstance(limits, Limits):
-            raise PolicyError(f"limits={limits!r} is not a Limits.")
+            raise PolicyError(f"limits={limits!r} is not a Limits: guarded_run(..., limits=Limits(calls=200)).")
         self._name = str(name)
         self._run_id = run_id
         self._agent = agent

@@ -49,7 +49,7 @@ _COUNTERS = (
 _FLAGS = ("joinable", "limit_due", "limit_warned", "watchful")
 _LEDGER = ("key", "outcome", "n", "warned", "allowed", "refused", "round", "last_seq", "told")
 _ENTRY = ("kind", "target", "flight", "flips", "mixed_at", "compaction", "unknowns", "soft_at")
-_ROW = ("last", "calls", "below", "refused")
+_ROW = ("last", "calls", "below", "refused", "stopped", "wasted")
 
 
 def snapshot(engine: Engine) -> dict[str, Any]:
@@ -346,6 +346,7 @@ def _operation(plain: Any) -> Operation:
     _is(str, op.tool)
     _time(op.at)
     _number(op.took)
+    _time(op.since)
     return op
 
 

@@ -15,8 +15,10 @@ from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 import wrapt
 
+from loopguard.config import known_settings
+from loopguard.errors import PolicyError
 from loopguard.guard import Guard
-from loopguard.policy import Policy, rules_of
+from loopguard.policy import rules_of
 from loopguard.signature import ToolOptions, spec_from_function
 from loopguard.wrappers import async_call, async_stream, call, stream
 
@@ -93,6 +95,9 @@ class GuardedTool(wrapt.FunctionWrapper):  # type: ignore[type-arg]
     @property
     def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]
         return self.__wrapped__.__annotations__
+
+    def __repr__(self) -> str:
+        return f"<guarded tool {self._self_guard.tool.name!r} over {self.__wrapped__!r}>"
 
     def __copy__(self) -> Any:
         return self
@@ -185,7 +190,10 @@ def _guard(function: Any, *, options: Mapping[str, Any]) -> Any:
     given = dict(options)
     given.setdefault("name", _name(inner))
     spec = spec_from_function(inner, **cast("ToolOptions", given))
-    rules_of(Policy(), spec.tool())  # a threshold that cannot be meant is told here, not at the first call
+    try:  # a threshold that cannot be meant is told here, not at the first call
+        rules_of(known_settings().policy, spec.tool())
+    except PolicyError as error:
+        raise PolicyError(f"tool {spec.name!r}: {error}") from None
     guard = Guard.of_function(inner, spec, bound=inspect.ismethod(inner))
     return GuardedTool(function, _wrapper(inner, guard), guard)
 

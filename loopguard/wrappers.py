@@ -167,8 +167,9 @@ def stream(function_guard: Guard) -> Wrapper:
             run = outside
         seq = run.admit(guard, args, kwargs)
         if seq.__class__ is Instead:
-            yield seq.value
-            return seq.value
+            value = seq.value
+            yield value
+            return value
         handle = _span(run, guard, seq, args, kwargs)
         seen = Stream(run.seed)
         inner = wrapped(*args, **kwargs)
@@ -271,8 +272,12 @@ def _span(run: Run, guard: Guard, seq: int, args: tuple[Any, ...], kwargs: Mappi
     if not seq or run.spans is None:
         return None
     if run.spans.captures != "none":
-        return guard.span_with_content(run, seq, None, args, kwargs)
-    return run.spans.start(run.id, guard.tool.name, run.agent, seq)
+        handle = guard.span_with_content(run, seq, None, args, kwargs)
+    else:
+        handle = run.spans.start(run.id, guard.tool.name, run.agent, seq)
+    if run.untold:
+        run.tell_span(seq, handle)
+    return handle
 
 
 def _raised(

@@ -70,6 +70,8 @@ class Rule:
     trigger: ClassVar[Trigger] = Trigger.ANY
     #: How a finding is worded: "search ... 5 times".
     words: ClassVar[Words] = Words()
+    #: How a tool can be allowed what this rule objects to, a line each.
+    ways: ClassVar[tuple[str, ...]] = ()
     #: Among findings of one record with the same action the lower rank is reported.
     rank: ClassVar[int] = 50
     #: Novel writes and user messages restart its evidence.

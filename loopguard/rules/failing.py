@@ -45,6 +45,10 @@ class Failing(Rule):
     words: ClassVar[Words] = Words(
         "failed {n} times with the same error", "has failed {n} times with the same error", "{n} times the same error"
     )
+    ways: ClassVar[tuple[str, ...]] = (
+        "an agent gets past this error: @guarded_tool(recoverable=(ValueError,))",
+        "never refuse or stop this tool for it: @guarded_tool(rules=(Failing.off(),))",
+    )
     trigger: ClassVar[Trigger] = Trigger.FAILED
     rank: ClassVar[int] = 20
     own_row: ClassVar[bool] = True

@@ -35,6 +35,10 @@ class Poll(Rule):
     words: ClassVar[Words] = Words(
         "gave the same answer {n} times", "has given the same answer {n} times", "{n} times the same answer"
     )
+    ways: ClassVar[tuple[str, ...]] = (
+        'it takes longer: @guarded_tool(kind="poll", patience=1800)',
+        "never refuse this tool for it: @guarded_tool(rules=(Poll.off(),))",
+    )
     trigger: ClassVar[Trigger] = Trigger.SAME_OPERATION
     rank: ClassVar[int] = 45
     own_row: ClassVar[bool] = True
@@ -67,7 +71,7 @@ class Poll(Rule):
     def _found(self, key: int, ops: Sequence[Operation], at: float | None) -> Evidence | None:
         if not ops:
             return None
-        first = ops[0].at
+        first = ops[-1].since
         patient = at is not None and first is not None and at - first < self.patience
         return Evidence(
             (self.name, key),

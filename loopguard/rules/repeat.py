@@ -48,6 +48,10 @@ class Repeat(Rule):
     words: ClassVar[Words] = Words(
         "gave the same result {n} times", "has given the same result {n} times", "{n} times the same result"
     )
+    ways: ClassVar[tuple[str, ...]] = (
+        'it waits for something: @guarded_tool(kind="poll")',
+        "never refuse or stop this tool: @guarded_tool(refuse_after=0, stop_after=0)",
+    )
     trigger: ClassVar[Trigger] = Trigger.SAME_OPERATION
     rank: ClassVar[int] = 40
     clears_edits: ClassVar[bool] = True

@@ -32,6 +32,7 @@ class SameCall(Rule):
         "has been made {n} times",
         "{n} times the same arguments",
     )
+    ways: ClassVar[tuple[str, ...]] = ("never refuse this tool for it: @guarded_tool(rules=(SameCall.off(),))",)
     trigger: ClassVar[Trigger] = Trigger.SAME_CALL
     rank: ClassVar[int] = 60
     forgets_on_change: ClassVar[bool] = False

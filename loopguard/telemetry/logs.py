@@ -67,7 +67,7 @@ def _evidence(finding: Finding) -> str:
     if calls := _calls(finding):
         parts.append(calls)
     # A limit is said in its own unit by the message; its rung would read as a number of calls.
-    rung = "" if finding.rule == "limits" else f", {finding.action.value}_after={finding.threshold}"
+    rung = "" if finding.rule in ("limits", "stop") else f", {finding.action.value}_after={finding.threshold}"
     parts.append(f"{finding.rule}{rung}")
     return "; ".join(parts)
 

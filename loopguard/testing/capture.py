@@ -44,7 +44,7 @@ class CapturedCall:
 
 @dataclass
 class Captured:
-    """What happened so far, in order, in all runs opened under :func:`capture_events`."""
+    """What happened so far, in order, in all runs opened under `capture_events`."""
 
     findings: list[Finding] = field(default_factory=list)
     calls: list[CapturedCall] = field(default_factory=list)
@@ -141,11 +141,12 @@ class ObservedReporter(Reporter):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         handle: Any = None,
+        spans: bool = True,
     ) -> None:
         """See :meth:`Reporter.publish`."""
         for captured in self.run.heard_by:
             captured.findings.append(finding)
-        super().publish(finding, guard, args, kwargs, handle)
+        super().publish(finding, guard, args, kwargs, handle, spans)
 
     def nudge_for(
         self, finding: Finding, guard: Guard, seq: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]

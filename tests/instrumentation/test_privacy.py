@@ -326,8 +326,7 @@ def test_a_secret_of_a_tool_by_name_is_nowhere(sinks: Sinks) -> None:
 
     def ask() -> None:
         with current_run().call("http", {"url": "x", "api_key": TOKEN, "headers": {"Authorization": TOKEN}}) as call:
-            if not call.instead:
-                call.result = f"denied for {TOKEN}"
+            call.result = f"denied for {TOKEN}"
 
     sinks.drive(ask, tools={"http": {"primary": "url", "secret": ["api_key", "headers"]}})
     assert_hidden_from_all(sinks, TOKEN)
