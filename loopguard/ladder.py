@@ -342,8 +342,8 @@ class Ladder(Index):
             return [(rule, evidence) for evidence in rule.scan(self, at)]
         found = []
         for entry in list(self.keys.values()):
-            bound = self.bounds.get(entry.row.name)
-            own = next((rule for rule in bound.all if rule.name == "repeat"), None) if bound is not None else rule
+            rules = self.plan.rules_for(entry.row.tool).all
+            own = next((rule for rule in rules if rule.name == "repeat"), None)
             if own is not None and entry.kind not in own.skips:
                 evidence = own.evidence(self, entry, at)
                 if evidence is not None and evidence.done:

@@ -165,7 +165,8 @@ def guard_tools(tools: Any, /, **options: Unpack[ToolOptions]) -> Any:
 
 def is_guarded(tool: object) -> bool:
     """True for a function, method or bound method under :func:`guarded_tool`."""
-    inner = _inner(tool)
+    # Since Python 3.13 a class method over a guard is a plain bound method with the guard as its function.
+    inner = tool.__func__ if inspect.ismethod(tool) else _inner(tool)
     return isinstance(tool, (GuardedTool, _BoundTool)) or isinstance(inner, GuardedTool)
 
 
