@@ -33,6 +33,16 @@ _DEFAULT_TELEMETRY: Final = Telemetry()
 _STRENGTH: Final[dict[Mode, int]] = {"off": 0, "observe": 1, "enforce": 2}
 
 
+def default_policy() -> Policy:
+    """The policy that holds where nobody named one; the same object each time."""
+    return policy_of(None)
+
+
+def no_tools() -> Mapping[str, ToolSpec]:
+    """An empty table of tools."""
+    return MappingProxyType({})
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """What holds for runs that say nothing themselves.
@@ -48,13 +58,13 @@ class Settings:
         limits: None = the policy's.
     """
 
-    policy: Policy = field(default_factory=lambda: policy_of(None))
-    tools: Mapping[str, ToolSpec] = field(default_factory=lambda: MappingProxyType({}))
+    policy: Policy = field(default_factory=default_policy)
+    tools: Mapping[str, ToolSpec] = field(default_factory=no_tools)
     store: str | None = None
     mode: Mode | None = None
     outside_run: OutsideRun = "hint"
     on_finding: Callable[[Finding], None] | None = None
-    telemetry: Telemetry = field(default_factory=lambda: _DEFAULT_TELEMETRY)
+    telemetry: Telemetry = _DEFAULT_TELEMETRY
     limits: Limits | None = None
 
     def with_tools(self, tools: Mapping[str, Any] | str | os.PathLike[str]) -> Settings:
@@ -167,19 +177,20 @@ class _Unset:
         return "..."
 
 
-_UNSET: Any = _Unset()
+#: Stands for a setting that was left out; None takes back what was said.
+UNCHANGED: Any = _Unset()
 
 
 def configure(
     *,
-    policy: Policy | str | os.PathLike[str] | Mapping[str, Any] | None = _UNSET,
-    tools: Mapping[str, Any] | str | os.PathLike[str] | None = _UNSET,
-    store: str | None = _UNSET,
-    mode: Mode | None = _UNSET,
-    outside_run: OutsideRun | None = _UNSET,
-    on_finding: Callable[[Finding], None] | None = _UNSET,
-    telemetry: Telemetry | Mapping[str, Any] | None = _UNSET,
-    limits: Limits | Mapping[str, Any] | None = _UNSET,
+    policy: Policy | str | os.PathLike[str] | Mapping[str, Any] | None = UNCHANGED,
+    tools: Mapping[str, Any] | str | os.PathLike[str] | None = UNCHANGED,
+    store: str | None = UNCHANGED,
+    mode: Mode | None = UNCHANGED,
+    outside_run: OutsideRun | None = UNCHANGED,
+    on_finding: Callable[[Finding], None] | None = UNCHANGED,
+    telemetry: Telemetry | Mapping[str, Any] | None = UNCHANGED,
+    limits: Limits | Mapping[str, Any] | None = UNCHANGED,
 ) -> Configured:
     """Set what holds for all runs of this process that open from now on.
 
@@ -219,7 +230,7 @@ def configure(
         "limits": limits,
     }
     given = {
-        name: None if value is None else _CHECKS[name](value) for name, value in asked.items() if value is not _UNSET
+        name: None if value is None else _CHECKS[name](value) for name, value in asked.items() if value is not UNCHANGED
     }
     with _config.lock:
         before = _config.given

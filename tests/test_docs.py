@@ -23,6 +23,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,9 @@ from sybil.parsers.markdown import ClearNamespaceParser, CodeBlockParser, SkipPa
 from sybil.parsers.rest import DocTestParser
 
 import loopguard
+from loopguard import wording
+from loopguard.options import CHECKS
+from loopguard.rules import RULES
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -212,6 +216,38 @@ def test_public_name_is_in_the_reference(name: str) -> None:
     thing = getattr(loopguard, name)
 
     assert entry in pages or (isinstance(thing, type) and issubclass(thing, loopguard.LoopguardError))
+
+
+def test_options_of_a_tool_are_in_the_reference() -> None:
+    """Each option of a tool has a row in the table of the API page, and each that a text can say one in the other."""
+    tables = {}
+    for page, title in (("api", "Options of a tool"), ("configuration", "Tools by name")):
+        text = (ROOT / "docs" / "reference" / f"{page}.md").read_text(encoding="utf-8")
+        section = re.split(rf"^##+ {title}$", text, flags=re.MULTILINE)[1].partition("\n## ")[0]
+        cells = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
+        tables[page] = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+
+    assert tables["api"] == set(CHECKS)
+    assert tables["configuration"] == set(CHECKS) - {"normalise", "running", "control_flow", "rules", "on_stop"}
+
+
+def test_rungs_of_the_rules_page() -> None:
+    """The numbers on the page of rules are the defaults."""
+    text = (ROOT / "docs" / "rules" / "index.md").read_text(encoding="utf-8")
+    for rule in (loopguard.Repeat(), loopguard.Failing(), loopguard.Poll(), loopguard.SameCall()):
+        rungs = " / ".join(str(rung or "–") for rung in (rule.warn_after, rule.refuse_after, rule.stop_after))
+        assert re.search(rf"\({rule.name}\.md\) \|[^|]*\| {rungs}[ ,]", text), rungs
+
+
+def test_one_address_of_the_docs() -> None:
+    """Site, project and notes below a traceback name the same place, and the page of each rule is there."""
+    site = re.search(r"^site_url: (\S+)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    assert site is not None
+    assert site[1].rstrip("/") == project["urls"]["Documentation"].rstrip("/") == wording.DOCS.removesuffix("/rules")
+    for name in {rule.name for rule in RULES} | {loopguard.Limits.name}:
+        assert (ROOT / "docs" / "rules" / f"{name}.md").is_file(), name
 
 
 def fenced(info: str) -> list[str]:

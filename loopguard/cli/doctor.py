@@ -151,9 +151,9 @@ def _settings(report: Report) -> None:
         return
     now = config.settings()
     for name, value, source in origins:
-        if name == "limits" and value is None:  # those of the policy hold, or the default
-            value = now.policy.limits or Limits()
-        report.row(name, _shown(name, value), f"({source})" if source != "default" else "")
+        # Where nobody gave limits those of the policy hold, or the default.
+        holds = now.policy.limits or Limits() if name == "limits" and value is None else value
+        report.row(name, _shown(name, holds), f"({source})" if source != "default" else "")
     asked = now.mode or now.policy.mode
     mode = config.effective_mode(asked)
     report.row("mode in force", mode, "" if mode == asked else f"({environment.MODE})")
