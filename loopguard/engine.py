@@ -99,11 +99,11 @@ class Engine(Ladder):
         """
         if seq is None:
             seq = self.seq
-        if self.latch is None:
-            bound.row.refused -= 1
-        else:
+        if self.latch is not None and self.latch.seq == seq:
+            self.latch = None
             bound.row.stopped -= 1
-        self.latch = None
+        else:
+            bound.row.refused -= 1
         self.books.unrefuse(seq)
         self.totals["refused"] -= 1
         entry = self.keys.get(key)
@@ -411,7 +411,9 @@ class Engine(Ladder):
     def stop(self, reason: str) -> Hit:
         """End the run from outside."""
         evidence = Evidence(("stop", reason), 0, 0, 0, (), 0, 0, 0, False)
-        return self._latch(Hit("stop", Action.STOP, "", evidence, 0, 0, True))
+        self.latch = Hit("stop", Action.STOP, "", evidence, 0, 0, True)
+        self.watchful = True
+        return self.latch
 
     def resume(self) -> None:
         """Lift the stop; evidence and books start anew, totals stay."""
@@ -446,6 +448,12 @@ class Engine(Ladder):
         row.below += 1
         self._rearm()
         return None
+
+    def untick(self, tool: Tool) -> None:
+        """The call of a run below was not executed after all."""
+        self.calls -= 1
+        self.row_of(tool).below -= 1
+        self._rearm()
 
     def note_descendant_write(self) -> None:
         """A run below made a novel write: the evidence starts anew here too."""

@@ -25,6 +25,7 @@ __all__ = [
     "keyed_hex",
     "outcome_digest",
     "secret_form",
+    "stored",
     "text_parts",
 ]
 
@@ -188,7 +189,7 @@ def _parts(result: Any) -> str | None:
     if type(result) in SCALARS:
         return None
     for name in ("parts", "content", "text"):
-        value = _stored(result, name)
+        value = stored(result, name)
         if isinstance(value, str):
             return value
         if isinstance(value, list):
@@ -204,10 +205,10 @@ def _joined(blocks: list[Any] | tuple[Any, ...]) -> str | None:
         if isinstance(block, str):
             texts.append(block)
             continue
-        kind = _stored(block, "type")
-        text = _stored(block, "text")
+        kind = stored(block, "type")
+        text = stored(block, "text")
         if text is None:  # an embedded resource holds its text one level down
-            text = _stored(_stored(block, "resource"), "text")
+            text = stored(stored(block, "resource"), "text")
         if isinstance(text, str):
             texts.append(text)
         elif not isinstance(kind, str) and not _BINARY.intersection(block if isinstance(block, dict) else ()):
@@ -216,7 +217,7 @@ def _joined(blocks: list[Any] | tuple[Any, ...]) -> str | None:
     return "\n".join(texts) if marked else None
 
 
-def _stored(value: Any, name: str) -> Any:
+def stored(value: Any, name: str) -> Any:
     """A field of a mapping or object that can be read without running its code, or None."""
     if isinstance(value, dict):
         return value.get(name)

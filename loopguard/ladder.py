@@ -41,6 +41,7 @@ class Ladder(Index):
     __slots__ = (
         "books",
         "bounds",
+        "broken",
         "call_mark",
         "calls",
         "denied_rounds",
@@ -64,6 +65,8 @@ class Ladder(Index):
         self.plan = plan
         self.books = Books()
         self.bounds: dict[str, Bound] = {}
+        #: Rules that raised, with what they raised.
+        self.broken: list[tuple[Rule, Exception]] = []
         #: Attempts so far; the number of a call.
         self.seq = 0
         self.round = 0
@@ -145,7 +148,7 @@ class Ladder(Index):
         for rule in bound.all:
             if entry.kind in rule.skips or self.plan.scope_run:
                 continue
-            evidence = rule.evidence(self, entry, at)
+            evidence = self._asked(rule, entry, at)
             if evidence is not None:
                 self._climb(rule, evidence, self._flight(entry) if evidence.in_flight else 0, own, met)
         for rule, before in list(self.over.values()):
@@ -180,6 +183,16 @@ class Ladder(Index):
             self.books.follow(rule.name, Action.REFUSE, entry.key)
         return self._refuse(entry, hit)
 
+    def _asked(self, rule: Rule, entry: Entry, at: float | None, operation: Operation | None = None) -> Evidence | None:
+        """What the rule sees. One that raises is left out from then on; the others go on."""
+        if self.broken and any(rule is other for other, _ in self.broken):
+            return None
+        try:
+            return rule.evidence(self, entry, at, operation)
+        except Exception as error:  # noqa: BLE001 - a rule may be the user's
+            self.broken.append((rule, error))
+            return None
+
     def _tool_of(self, evidence: Evidence, entry: Entry) -> str:
         """The tool that the evidence is about; with scope "run" that need not be the one that is asked for."""
         about = self.keys.get(evidence.key)
@@ -209,6 +222,8 @@ class Ladder(Index):
         return 0 if entry.flips or entry.kind in (Kind.SAMPLE, Kind.POLL) else entry.flight
 
     def _latch(self, hit: Hit) -> Hit:
+        # With the number of the attempt: only that one can lift the stop again (observe mode).
+        hit = hit._replace(seq=self.seq)
         self.latch = hit
         self.watchful = True
         return hit
@@ -265,7 +280,7 @@ class Ladder(Index):
         for rule in arms:
             if entry.kind in rule.skips:
                 continue
-            evidence = rule.evidence(self, entry, at, operation)
+            evidence = self._asked(rule, entry, at, operation)
             if evidence is None:
                 continue
             if self.plan.scope_run and bound.all:

@@ -223,7 +223,7 @@ def _rules(tool: str, option: str, value: Any) -> tuple[Any, ...]:
     if value is None:
         return ()
     if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
-        raise _wrong(tool, option, value, "give rules, such as (Failing(refuse_after=0),)")
+        raise _wrong(tool, option, value, "give rules, such as (Failing.off(),)")
     return tuple(value)
 
 

@@ -150,7 +150,8 @@ class Reporter:
         run = self.run
         if len(self.findings) < MOST_FINDINGS:
             self.findings.append(finding)
-        logs.log_finding(finding)
+        with _safety.guarded("log"):  # a filter or handler of the user may raise
+            logs.log_finding(finding)
         metrics.add(
             names.DETECTIONS,
             tool=finding.tool,
@@ -320,7 +321,8 @@ class Reporter:
                 for seq in list(run.engine.open):
                     run.engine.end(None, seq, Status.ABANDONED)
                 run.engine.late.clear()
-            run.engine.books.close()
+            if not run._shared:
+                run.engine.books.close()
         if self._nudges:
             self._undelivered = len(self._nudges)
             for nudge, _ in self._nudges:
@@ -349,12 +351,13 @@ class Reporter:
             heeded, ignored = dict(books.heeded), dict(books.ignored)
             streak = engine.max_operation_count()
             executed = engine.n
+            calls = sum(row.calls for row in engine.rows.values())
         by_rule: dict[str, dict[str, int]] = {}
         for word, counts in (("heeded", heeded), ("ignored", ignored)):
             for (rule, rung), n in counts.items():
                 by_rule.setdefault(f"{rule}.{rung}", {})[word] = n
         return RunStats(
-            calls=sum(row.calls for row in engine.rows.values()),
+            calls=calls,
             refused=int(totals["refused"]),
             failed=int(totals["failed"]),
             abandoned=int(totals["abandoned"]),

@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any, ClassVar, Literal, ParamSpec, TypeVar, cast
 
 from xxhash import xxh3_64_intdigest
@@ -26,9 +25,10 @@ from loopguard.engine import Engine
 from loopguard.errors import PolicyError, RunStopped, ToolCallRefused
 from loopguard.fingerprint import arguments, digest, dumps, text_digest
 from loopguard.guard import Guard, Outcome, worth_masking
+from loopguard.locks import RunLock
 from loopguard.outcome import HEADS
 from loopguard.policy import MODES, Mode, Plan, Policy
-from loopguard.records import Finding, Hit, LoopStatus, Operation, Status
+from loopguard.records import UNKNOWN_OUTCOME, Action, Finding, Hit, LoopStatus, Operation, Status
 from loopguard.report import Nudge, Reporter, RunStats
 from loopguard.telemetry import instruments, logs, lookup
 from loopguard.telemetry.metrics import Snapshot, metrics
@@ -160,13 +160,14 @@ class Run:
         self.clock = clock or time.time
         self.engine: Engine
         self.seed: int
-        self._lock: Lock
+        self._lock: RunLock
         if shared and parent is not None:
             self.engine, self.seed, self._lock = parent.engine, parent.seed, parent._lock
+            self.secret_key = parent.secret_key
             parent.make_excerpts()
         else:
             self.engine = Engine(plan)
-            self._lock = Lock()
+            self._lock = RunLock()
             self.seed = digest(key, 0) if key else int.from_bytes(noise[26:34], "little")
         self._shared = shared
         self._take_lock()
@@ -241,23 +242,17 @@ class Run:
                     bound = live.inexact
             key = xxh3_64_intdigest(data, live.seed)
             at = self.clock()
-            # Bound methods of the lock and a ``finally`` cost half of what ``with`` does.
-            self.acquire()
-            try:
+            with self._lock:
                 seq = self.engine.start(at, bound, kind, key, target, self.reply)
-            finally:
-                self.release()
-            if seq.__class__ is int and self.parent is None:
-                return seq
+            owner = self
+            if isinstance(seq, int):
+                charged = self._charge(live, seq) if self.parent is not None else None
+                if charged is None:
+                    return seq
+                seq, owner = charged
         except Exception as error:
             self.internal("run.admit", error)
             return 0
-        owner = self
-        if isinstance(seq, int):
-            charged = self._charge(live, seq)
-            if charged is None:
-                return seq
-            seq, owner = charged
         return self.refused(live, seq, owner, at, kind, key, target, args, kwargs, call_id)
 
     def done(
@@ -266,30 +261,28 @@ class Run:
         """The tool returned. Returns what the caller gets: the result, or the result with a nudge appended."""
         try:
             engine = self.engine
-            if result.__class__ is str and guard.simple and self.simple and result and result[0] not in HEADS:
+            outcome: Outcome
+            if type(result) is str and guard.simple and self.simple and result and result[0] not in HEADS:
                 # The usual result, a text that is no failure: what ``guard.outcome_of`` would say, without asking it.
                 raw = text_digest(result, self.seed)
                 self.excerpts[seq & 31] = (seq, result if len(result) <= EXCERPT_SIZE else result[:EXCERPT_SIZE])
-                call = engine.open.pop(seq, None)
+                call = engine.open.get(seq)
                 before = call[0].op if call is not None else None
                 if call is None or before is None or before.outcome == raw or not worth_masking(call[0], seq, result):
-                    outcome: Outcome = (0, raw)
+                    outcome = (0, raw)
                 else:
                     outcome = (0, raw, 0, *guard.masked(self, before, result))
             else:
                 outcome = guard.outcome_of(self, seq, result)
-                call = engine.open.pop(seq, None)
             restarted = engine.restart_at
-            self.acquire()
-            try:
-                hit = engine.close(call, self.clock(), seq, *outcome)
-            finally:
-                self.release()
+            with self._lock:
+                hit = engine.end(self.clock(), seq, *outcome)
             if self.parent is not None and engine.restart_at != restarted:
                 self._restart_ancestors()
             if hit is not None or self.would:
                 return self.told(guard, hit, seq, result, args, kwargs, handle)
         except Exception as error:
+            self._end_unknown(seq)
             return self.internal("run.done", error, result)
         return result
 
@@ -327,7 +320,16 @@ class Run:
                 hit = self.engine.end(now, seq, *outcome)
             self.told(guard, hit, seq, None, args, kwargs, handle)
         except Exception as internal:
+            self._end_unknown(seq)
             self.internal("run.failed", internal)
+
+    def _end_unknown(self, seq: int) -> None:
+        """What came of the call cannot be told; it must not stay in flight for that."""
+        try:
+            with self._lock:
+                self.engine.end(self.clock(), seq, Status.OK, UNKNOWN_OUTCOME)
+        except Exception as error:
+            _safety.report("run.end", error)
 
     def abandon(self, seq: int) -> None:
         """The call came to no outcome: cancelled, closed early, or its framework took over."""
@@ -352,11 +354,14 @@ class Run:
         self.release = self._lock.release
 
     def _adopt(self, guard: Guard) -> Live:
-        self.make_excerpts()
-        live = self.tools[guard] = Live(self, guard)
-        if len(self.tools) > 1_000:
-            self.tools.clear()
-            self.tools[guard] = live
+        with self._lock:  # a tool has one row, however many threads call it first
+            live = self.tools.get(guard)
+            if live is None:
+                self.make_excerpts()
+                live = Live(self, guard)
+                if len(self.tools) > 1_000:
+                    self.tools.clear()
+                self.tools[guard] = live
         if getattr(guard.binder, "declared", True):  # else a model may have made the name up
             metrics.register_tool(guard.tool.name)
         return live
@@ -365,16 +370,22 @@ class Run:
         return claim(self, guard.tool.name)
 
     def _charge(self, live: Live, seq: int) -> tuple[Hit, Run] | None:
-        """Count the call in the runs above. One of them may forbid it."""
+        """Count the call in the runs above. One of them may forbid it: then it counts in none."""
+        tool = live.guard.tool
+        charged: list[Run] = []
         for run in self.ancestors():
-            if self._shared and run.engine is self.engine:
+            if any(run.engine is other.engine for other in (self, *charged)):
                 continue
             with run._lock:
-                hit = run.engine.tick(live.guard.tool)
+                hit = run.engine.tick(tool)
             if hit is not None:
+                for other in charged:
+                    with other._lock:
+                        other.engine.untick(tool)
                 with self._lock:
                     self.engine.withdraw(seq)
                 return hit._replace(seq=seq), run
+            charged.append(run)
         return None
 
     def _restart_ancestors(self) -> None:
@@ -425,10 +436,14 @@ class Run:
         except Exception as internal:
             self.internal("run.refuse", internal)
             return 0
-        if isinstance(error, RunStopped):
-            owner.report.stop_seen(error, guard)
-            raise error
-        return self._answer(guard, error, args, kwargs)
+        try:
+            if isinstance(error, RunStopped):
+                owner.report.stop_seen(error, guard)
+                raise error
+            return self._answer(guard, error)
+        finally:
+            # A frame that holds the error it raised keeps the arguments alive until the collector comes by.
+            del error
 
     def tell_span(self, seq: int, handle: Any) -> None:
         """The span of a call began: what was found when it was asked for, and only watched, goes there."""
@@ -436,16 +451,26 @@ class Run:
         if finding is not None and self.spans is not None:
             self.spans.finding(handle, finding)
 
-    def _answer(self, guard: Guard, error: ToolCallRefused, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        how = guard.spec.on_refuse or self.options.on_refuse
-        if how == "raise":
-            raise error
-        return Instead(error, how if callable(how) else None)
+    @staticmethod
+    def _how(guard: Guard, options: Options) -> OnRefuse:
+        return cast("OnRefuse", guard.spec.on_refuse or options.on_refuse)
+
+    def _answer(self, guard: Guard, error: ToolCallRefused) -> Instead:
+        how = self._how(guard, self.options)
+        try:
+            if how == "raise":
+                raise error
+            return Instead(error, how if callable(how) else None)
+        finally:
+            del error
 
     def _enforces(self, live: Live, hit: Hit, owner: Run) -> bool:
-        if hit.rule == "stop":
-            return True
-        if live.mode != "enforce" or owner.mode != "enforce":
+        latch = owner.engine.latch
+        if hit.rule == "stop" or (latch is not None and latch.seq != hit.seq and hit.action is Action.STOP):
+            return True  # a stop that was in force before this attempt
+        if owner is not self:
+            return owner.mode == "enforce"
+        if live.mode != "enforce" or self.mode != "enforce":
             return False
         if hit.limit is not None:
             return True
@@ -469,7 +494,7 @@ class Run:
         kwargs: Mapping[str, Any],
         handle: Any,
     ) -> Any:
-        live = self.tools[guard]
+        live = self.tools.get(guard) or self._adopt(guard)
         enforced = live.mode == "enforce"
         finding = self.report.finding(hit, guard, enforced)
         self.report.publish(finding, guard, args, kwargs, handle)
@@ -567,8 +592,10 @@ class Run:
 
     def stop(self, reason: str) -> None:
         """End the run from outside: no further guarded call is executed in it, or below it."""
-        with self._lock:
-            hit = self.engine.stop(reason)
+        if self.engine.latch is not None:
+            return
+        # Without the lock: a signal handler may have interrupted whoever holds it, and this is one assignment.
+        hit = self.engine.stop(str(reason))
         self.report.publish(self.report.finding(hit, None, True), None, (), {})
 
     def resume(self, reason: str) -> None:
@@ -678,6 +705,8 @@ class Run:
         self.closed = True
         self.set_direct()
         self.report.close()
+        for rule, error in self.engine.broken:
+            _safety.report(f"rule.{rule.name}", error)
         _live.discard(self)
 
     def __repr__(self) -> str:
@@ -700,9 +729,9 @@ def _uuid7(noise: bytes) -> str:
 
 def renew_locks() -> None:
     """After a fork: a lock may have been held by a thread that the child does not have."""
-    locks: dict[int, Lock] = {}
+    locks: dict[int, RunLock] = {}
     for live in list(_live):
         # Runs that count together have one lock; a run above may have ended and is asked all the same.
         for run in (live, *live.ancestors()):
-            run._lock = locks.setdefault(id(run.engine), Lock())
+            run._lock = locks.setdefault(id(run.engine), RunLock())
             run._take_lock()

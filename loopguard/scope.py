@@ -121,13 +121,17 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
                 raise PolicyError(f"{option}={value!r} is not a callable, nor one of {', '.join(map(repr, known))}.")
         if evidence not in ("own", "parent"):
             raise PolicyError(f"evidence={evidence!r} is not one of 'own', 'parent'.")
+        if evidence == "parent" and (policy is not None or limits is not None):
+            raise PolicyError(
+                'evidence="parent" counts with the run around it, by its policy and limits; give none here.'
+            )
         if mode is not None and mode not in MODES:
             raise PolicyError(f"mode={mode!r} is not one of {', '.join(map(repr, MODES))}.")
         if limits is not None and not isinstance(limits, Limits):
             raise PolicyError(f"limits={limits!r} is not a Limits: guarded_run(..., limits=Limits(calls=200)).")
         self._name = str(name)
-        self._run_id = run_id
-        self._agent = agent
+        self._run_id = str(run_id) if run_id is not None else None
+        self._agent = str(agent) if agent is not None else None
         self._policy = policy_of(policy) if policy is not None else None
         self._limits = limits
         self._tools = tools

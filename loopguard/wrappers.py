@@ -7,6 +7,7 @@ A function here gets ``(wrapped, instance, args, kwargs)`` from wrapt; ``args`` 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from types import CoroutineType
 from typing import Any
 
 from xxhash import xxh3_64_intdigest
@@ -42,13 +43,14 @@ def call(function_guard: Guard) -> Wrapper:
             return _watched(run, guard, wrapped, args, kwargs)
         values = args if len(args) == live.arity and not kwargs else live.key_of(args, kwargs)
         for value in values:
-            if value.__class__ not in SCALARS:
+            if type(value) not in SCALARS:
                 return _watched(run, guard, wrapped, args, kwargs)
         engine = run.engine
         try:
             key = xxh3_64_intdigest(dumps(values), live.seed)
             at = run.clock()
-            run.acquire()
+            if not run.acquire(False):
+                return _watched(run, guard, wrapped, args, kwargs)
             try:
                 seq: Any = engine.start(at, live.bound, live.kind, key, 0, run.reply)
             finally:
@@ -65,30 +67,29 @@ def call(function_guard: Guard) -> Wrapper:
         except BaseException as error:
             _raised(run, guard, seq, error, args, kwargs, None)
             raise
-        if result.__class__ is str and guard.simple and run.simple and result and result[0] not in HEADS:
-            opened = engine.open.pop(seq, None)
-            if opened is not None:
-                try:
+        if type(result) is str and guard.simple and run.simple and result and result[0] not in HEADS:
+            opened = engine.open.get(seq)
+            try:
+                data = result.encode()
+                if opened is not None and len(data) <= EXCERPT:
                     before = opened[0].op
-                    data = result.encode()
                     raw = xxh3_64_intdigest(data, run.seed)
-                    if len(data) <= EXCERPT and (
-                        before is None or before.outcome == raw or not worth_masking(opened[0], seq, result)
-                    ):
+                    if before is None or before.outcome == raw or not worth_masking(opened[0], seq, result):
                         run.excerpts[seq & 31] = (seq, result)
-                        run.acquire()
-                        try:
-                            hit = engine.close(opened, run.clock(), seq, 0, raw)
-                        finally:
-                            run.release()
-                        if hit is None and not run.would:
-                            return result
-                        return run.told(guard, hit, seq, result, args, kwargs)
-                    engine.open[seq] = opened
-                except UnicodeEncodeError:
-                    engine.open[seq] = opened
-                except Exception as error:
-                    return run.internal("wrappers.call", error, result)
+                        if run.acquire(False):
+                            try:
+                                hit = engine.close(engine.open.pop(seq, None), run.clock(), seq, 0, raw)
+                            finally:
+                                run.release()
+                            if hit is None and not run.would:
+                                return result
+                            return run.told(guard, hit, seq, result, args, kwargs)
+            except UnicodeEncodeError:
+                pass
+            except Exception as error:
+                return run.internal("wrappers.call", error, result)
+        if type(result) is CoroutineType:
+            return _later(run, guard, seq, result, args, kwargs, None)
         return run.done(guard, seq, result, args, kwargs) if seq else result
 
     return guarded
@@ -111,6 +112,23 @@ def _watched(
     handle = _span(run, guard, seq, args, kwargs)
     try:
         result = wrapped(*args, **kwargs)
+    except BaseException as error:
+        _raised(run, guard, seq, error, args, kwargs, handle)
+        raise
+    if type(result) is CoroutineType:
+        return _later(run, guard, seq, result, args, kwargs, handle)
+    if seq:
+        result = run.done(guard, seq, result, args, kwargs, handle)
+    _end(run, handle, result)
+    return result
+
+
+async def _later(
+    run: Run, guard: Guard, seq: int, coroutine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], handle: Any
+) -> Any:
+    """The rest of a call that gave a coroutine: another decorator hid that the function is one."""
+    try:
+        result = await coroutine
     except BaseException as error:
         _raised(run, guard, seq, error, args, kwargs, handle)
         raise
@@ -293,10 +311,11 @@ def _raised(
     if seq:
         control_flow = guard.spec.control_flow
         if (
-            not isinstance(error, Exception)
+            # By type: ``isinstance`` may run code of a hostile ``__class__``.
+            not issubclass(type(error), Exception)
             # An error of ours speaks of another call, which was refused; for this one it is no outcome.
-            or isinstance(error, LoopguardError)
-            or (control_flow and isinstance(error, control_flow))
+            or issubclass(type(error), LoopguardError)
+            or (control_flow and issubclass(type(error), control_flow))
         ):
             run.abandon(seq)
         else:

@@ -36,7 +36,7 @@ from sybil.parsers.rest import DocTestParser
 
 import loopguard
 from loopguard import wording
-from loopguard.options import CHECKS
+from loopguard.options import CHECKS, DEFAULT_IGNORED
 from loopguard.rules import RULES
 
 ROOT = Path(__file__).parents[1]
@@ -229,6 +229,15 @@ def test_options_of_a_tool_are_in_the_reference() -> None:
 
     assert tables["api"] == set(CHECKS)
     assert tables["configuration"] == set(CHECKS) - {"normalise", "running", "control_flow", "rules", "on_stop"}
+
+
+def test_ignored_arguments_are_in_the_how_to() -> None:
+    """The page names every argument that is ignored where nothing is declared."""
+    text = (ROOT / "docs" / "howto" / "tools.md").read_text(encoding="utf-8")
+    sentence = re.search(r"^Arguments named (.*) are ignored where", text, re.MULTILINE)
+
+    assert sentence is not None
+    assert set(re.findall(r"`(\w+)`", sentence[1])) == DEFAULT_IGNORED
 
 
 def test_rungs_of_the_rules_page() -> None:

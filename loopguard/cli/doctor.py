@@ -135,7 +135,7 @@ def _installation(report: Report) -> None:
         listed = ", ".join(damaged[:3]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
         report.problem(
             f"files are not those that {_clash.DISTRIBUTION} installed: {listed}. "
-            f"Install again: pip install --force-reinstall --no-deps {_clash.DISTRIBUTION}"
+            f"Install again: pip install --force-reinstall --no-deps {_clash.DISTRIBUTION} (in a clone: . in its place)"
         )
     if not others and not damaged:
         report.row("import", "no other distribution installs 'loopguard'")

@@ -155,6 +155,7 @@ _REASONS: Final = (
     (re.compile(r"NameResolution|Name or service not known|nodename nor servname|getaddrinfo"), "no such host"),
     (re.compile(r"Connection refused|actively refused|NewConnectionError"), "nothing listens there"),
     (re.compile(r"CERTIFICATE|SSLError|WRONG_VERSION_NUMBER"), "the secure connection failed"),
+    (re.compile(r"due to timeout, max retries"), "not reached in time"),
     (re.compile(r"timed? ?out", re.IGNORECASE), "no answer in time"),
     (re.compile(r"Max retries exceeded|Connection(Error| aborted)|RemoteDisconnected"), "no connection"),
 )

@@ -40,10 +40,14 @@ class Limits:
                 raise PolicyError(f"Limits({name}={value!r}) must be a whole number of at least 1. None = no limit.")
         if self.soft_calls is not None and (not _whole(self.soft_calls) or self.soft_calls < 0):
             raise PolicyError(f"Limits(soft_calls={self.soft_calls!r}) must be a whole number of at least 0.")
+        if not isinstance(self.calls_per_tool, Mapping):
+            raise PolicyError(
+                f"Limits(calls_per_tool={self.calls_per_tool!r}) is not a mapping: calls_per_tool={{'search': 5}}."
+            )
         for tool, value in self.calls_per_tool.items():
             if not _whole(value) or value < 0:
                 raise PolicyError(f"Limits(calls_per_tool={{{tool!r}: {value!r}}}) must be at least 0.")
-        if not 0 <= self.handoff_at <= 1:
+        if not isinstance(self.handoff_at, (int, float)) or not 0 <= self.handoff_at <= 1:
             raise PolicyError(f"Limits(handoff_at={self.handoff_at!r}) is a share from 0 to 1.")
         object.__setattr__(self, "calls_per_tool", dict(self.calls_per_tool))
 

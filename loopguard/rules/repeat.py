@@ -128,7 +128,7 @@ class Repeat(Rule):
         check_rungs(self, "", (self.warn_after, self.refuse_after, self.stop_after), window, endless)
         unknown = (self.unknown_warn_after, self.unknown_refuse_after, self.unknown_stop_after)
         check_rungs(self, "unknown_", unknown, window, endless)
-        if self.within is not None and not self.within > 0:
+        if self.within is not None and not (isinstance(self.within, (int, float)) and self.within > 0):
             raise PolicyError(f"Repeat(within={self.within!r}) must be seconds above 0. None counts the whole window.")
 
 

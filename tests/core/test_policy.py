@@ -10,7 +10,7 @@ import pytest
 from loopguard.engine import Engine
 from loopguard.errors import PolicyError
 from loopguard.index import Trigger
-from loopguard.policy import PRESETS, Plan, Policy, nearest
+from loopguard.policy import PRESETS, Plan, Policy, nearest, rules_of
 from loopguard.records import Action, Tool
 from loopguard.rules import Failing, FailingTally, Limits, Poll, Repeat, RepeatTally, Rule, SameCall
 from loopguard.testing.examples import SameTool
@@ -232,9 +232,13 @@ def test_the_second_ladder_gives_way_to_a_tools_rungs(
 
 
 def test_rules_of_a_tool_are_checked() -> None:
-    """A tool's own rule has to fit the window of the policy."""
+    """A tool's own rule has to fit the window of the policy; in a run it holds as far as it fits."""
+    tool = Tool("a", rules=(Repeat(warn_after=99),))
     with pytest.raises(PolicyError, match="can never fire"):
-        Plan(Policy()).rules_for(Tool("a", rules=(Repeat(warn_after=99),)))
+        rules_of(Policy(), tool)
+    (repeat,) = (rule for rule in Plan(Policy()).rules_for(tool).all if rule.name == "repeat")
+
+    assert (repeat.warn_after, repeat.refuse_after, repeat.stop_after) == (50, 50, 50)
 
 
 def test_a_rung_of_one_is_armed_by_every_operation() -> None:

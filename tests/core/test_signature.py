@@ -325,6 +325,19 @@ def test_the_nearest_word_is_offered() -> None:
         spec_from_options("t", {"on_warn": "apend"})
 
 
+@pytest.mark.parametrize("word", ["once", "retries", "window", "key", "timeout", "pattern", "idempotent"])
+def test_a_wrong_neighbour_is_not_offered(word: str) -> None:
+    """A word that is like none of the options gets the list of them, and no guess."""
+    with pytest.raises(PolicyError, match=rf"'{word}' is no option of tool 't'\. Options are: control_flow, "):
+        spec_from_options("t", {word: True})
+
+
+def test_volatile_says_what_it_takes() -> None:
+    """Fields or patterns, not parameters."""
+    with pytest.raises(PolicyError, match=r"volatile=\[3\] of tool 't' cannot be meant: give fields or regular expr"):
+        spec_from_options("t", {"volatile": [3]})
+
+
 def test_contradictions_are_errors() -> None:
     """A parameter is primary or ignored; the rungs rise or are equal."""
     assert len(spec_from_options("t", {"warn_after": 3, "refuse_after": 3, "stop_after": 5}).rungs) == 3
