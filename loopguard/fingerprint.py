@@ -54,11 +54,14 @@ def arguments(values: tuple[object, ...]) -> tuple[bytes, bool]:
         An argument without canonical form stands as the name of its type; the bytes are then not exact, and
         evidence that rests on them may warn but not refuse.
     """
-    for value in values:
-        if type(value) not in SCALARS:
-            break
-    else:
-        return scalars(values)
+    try:
+        for value in values:
+            if type(value) not in SCALARS:
+                break
+        else:
+            return scalars(values)
+    except Exception:  # noqa: BLE001 - a metaclass may have a hostile hash
+        return b"[" + b",".join(b"!type(" + quoted(class_name(type(value))) + b")" for value in values) + b"]", False
     whole = canonical(values)
     if whole is not None:
         return whole, True

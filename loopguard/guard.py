@@ -159,17 +159,21 @@ class Guard:
 
     def outcome_of(self, run: Run, seq: int, result: Any) -> Outcome:
         """What the engine is told about a returned result."""
-        if result.__class__ is Stream:
+        if type(result) is Stream:
             run.keep_excerpt(seq, "")
             return 0, result.outcome()
         policy = run.policy
+        # By type: ``isinstance`` may run code of a hostile ``__class__``, and a subclass of ``str`` code of its own.
+        text: str | None = str.__str__(result) if issubclass(type(result), str) else None
+        if text is not None:
+            result = text
         status, nothing = self._classify(result)
         seed = run.seed
-        run.keep_excerpt(seq, result if isinstance(result, str) else "")
+        run.keep_excerpt(seq, text or "")
         if status:
-            text = result_error_text(result)
-            run.keep_excerpt(seq, text)
-            return self._failure(run, text, None, outcome_digest(result, seed))
+            said = result_error_text(result)
+            run.keep_excerpt(seq, said)
+            return self._failure(run, said, None, outcome_digest(result, seed))
         parts = text_parts(result) if policy.text_parts else None
         raw = outcome_digest(result if parts is None else parts, seed)
         if not policy.masking:
@@ -182,9 +186,9 @@ class Guard:
         masked = (0, 0)
         if self.spec.volatile:
             raw = self._without_volatile(result, raw, seed)
-        elif before is not None and before.outcome != raw and not before.status and isinstance(result, str):
-            masked = self.masked(run, before, result)
-        changed = not (kind == Kind.WRITE and isinstance(result, str) and nothing_changed(result))
+        elif before is not None and before.outcome != raw and not before.status and text is not None:
+            masked = self.masked(run, before, text)
+        changed = not (kind == Kind.WRITE and text is not None and nothing_changed(text))
         ended = kind == Kind.POLL and self._ended(result)
         return 0, raw, 0, *masked, 0, changed, ended
 

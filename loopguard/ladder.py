@@ -224,7 +224,8 @@ class Ladder(Index):
     def _latch(self, hit: Hit) -> Hit:
         # With the number of the attempt: only that one can lift the stop again (observe mode).
         hit = hit._replace(seq=self.seq)
-        self.latch = hit
+        if self.latch is None or self.latch.rule != "stop":  # a stop from outside may come at any moment
+            self.latch = hit
         self.watchful = True
         return hit
 

@@ -327,7 +327,7 @@ class Reporter:
             self._undelivered = len(self._nudges)
             for nudge, _ in self._nudges:
                 metrics.add(names.INTERVENTIONS, rule=nudge.finding.rule, action="warn", outcome="undelivered")
-            logs.logger.warning(
+            logs.warning(
                 "loopguard: %d nudge%s of run %r never reached the model. Add run.pop_nudges() to the messages%s.",
                 self._undelivered,
                 "s" if self._undelivered != 1 else "",

@@ -18,12 +18,11 @@ from xxhash import xxh3_64_intdigest
 
 from loopguard import _safety
 from loopguard.call import Call, claim
-from loopguard.canonical import SCALARS
 from loopguard.config import Settings, deployment_key, effective_mode
 from loopguard.context import Instead
 from loopguard.engine import Engine
 from loopguard.errors import PolicyError, RunStopped, ToolCallRefused
-from loopguard.fingerprint import arguments, digest, dumps, text_digest
+from loopguard.fingerprint import arguments, digest, text_digest
 from loopguard.guard import Guard, Outcome, worth_masking
 from loopguard.locks import RunLock
 from loopguard.outcome import HEADS
@@ -117,6 +116,7 @@ class Run:
         "name",
         "named",
         "options",
+        "owned",
         "parent",
         "plan",
         "policy",
@@ -209,6 +209,8 @@ class Run:
             RunStopped: The run is over.
         """
         try:
+            if self.owned():  # a signal handler or a finaliser, in the middle of what is locked
+                return 0
             live = self.tools.get(guard)
             if live is None:
                 live = self._adopt(guard)
@@ -218,19 +220,9 @@ class Run:
             target = 0
             bound = live.bound
             if live.plain:
-                # For the usual call, all by position, the arguments are the key's values as they stand.
-                values = args if len(args) == live.arity and not kwargs else live.key_of(args, kwargs)
-                for value in values:
-                    if value.__class__ not in SCALARS:
-                        data, exact = arguments(values)
-                        if not exact:
-                            bound = live.inexact
-                        break
-                else:
-                    try:
-                        data = dumps(values)
-                    except TypeError:  # lone surrogates, integers beyond 64 bits
-                        data, exact = arguments(values)
+                data, exact = arguments(live.key_of(args, kwargs))
+                if not exact:
+                    bound = live.inexact
             else:
                 if live.mode == "off":
                     return 0
@@ -242,18 +234,36 @@ class Run:
                     bound = live.inexact
             key = xxh3_64_intdigest(data, live.seed)
             at = self.clock()
+            owner = self
+            enforced = True
             with self._lock:
                 seq = self.engine.start(at, bound, kind, key, target, self.reply)
-            owner = self
+                if isinstance(seq, Hit):
+                    # In the same breath: another thread must not meet a stop that is lifted in a moment.
+                    enforced = self._enforces(live, seq, self)
+                    if not enforced:
+                        self._let_through(live, seq, at, kind, key, target)
             if isinstance(seq, int):
                 charged = self._charge(live, seq) if self.parent is not None else None
                 if charged is None:
                     return seq
                 seq, owner = charged
+                enforced = self._enforces(live, seq, owner)
+                if not enforced:
+                    with self._lock:
+                        self._let_through(live, seq, at, kind, key, target)
         except Exception as error:
             self.internal("run.admit", error)
             return 0
-        return self.refused(live, seq, owner, at, kind, key, target, args, kwargs, call_id)
+        return self.refused(live, seq, owner, enforced, args, kwargs, call_id)
+
+    def _let_through(self, live: Live, hit: Hit, at: float, kind: int, key: int, target: int) -> None:
+        """A refused attempt is executed after all; under the lock."""
+        seq = self.engine.override(at, live.bound, kind, key, target, self.reply, hit.seq)
+        last = self.engine.open[seq][0].op
+        self.would[seq] = (hit.rule, last.outcome if last is not None else 0)
+        if len(self.would) > 1_000:
+            del self.would[next(iter(self.would))]
 
     def done(
         self, guard: Guard, seq: int, result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], handle: Any = None
@@ -347,11 +357,11 @@ class Run:
             and self.parent is None
             and self.spans is None
             and not self.dispatching
+            and not self._allowed
         )
 
     def _take_lock(self) -> None:
-        self.acquire = self._lock.acquire
-        self.release = self._lock.release
+        self.acquire, self.release, self.owned = self._lock.acquire, self._lock.release, self._lock.owned
 
     def _adopt(self, guard: Guard) -> Live:
         with self._lock:  # a tool has one row, however many threads call it first
@@ -399,27 +409,16 @@ class Run:
         live: Live,
         hit: Hit,
         owner: Run,
-        at: float,
-        kind: int,
-        key: int,
-        target: int,
+        enforced: bool,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        call_id: str | None,
+        call_id: str | None = None,
     ) -> Any:
-        """An attempt met a rung: let it through if the guard only watches, else refuse it or end the run."""
+        """An attempt met a rung: say so; then refuse it or end the run, unless the guard only watches."""
         guard = live.guard
         seq = hit.seq
         try:
-            enforced = self._enforces(live, hit, owner)
             finding = owner.report.finding(hit, guard, enforced)
-            if not enforced:
-                with self._lock:
-                    seq = self.engine.override(at, live.bound, kind, key, target, self.reply, seq)
-                    entry = self.engine.open[seq][0]
-                    self.would[seq] = (hit.rule, entry.op.outcome if entry.op is not None else 0)
-                    if len(self.would) > 1_000:
-                        del self.would[next(iter(self.would))]
             if hit.report:
                 # A call that goes through will have a span of its own, in a moment: the finding belongs there.
                 later = not enforced and self.spans is not None
@@ -507,7 +506,7 @@ class Run:
         self._errors += 1
         if self._errors == MOST_ERRORS and self.mode == "enforce":
             self.set_mode("observe")
-            logs.logger.warning("loopguard: %d internal errors in one run; it only watches from now on.", MOST_ERRORS)
+            logs.warning("loopguard: %d internal errors in one run; it only watches from now on.", MOST_ERRORS)
         _safety.report(where, error)
         return result
 
@@ -569,6 +568,7 @@ class Run:
         names: tuple[str | None, ...] = tools or (None,)
         for name in names:
             self._allowed[name] = self._allowed.get(name, 0) + 1
+        self.set_direct()
         try:
             yield
         finally:
@@ -576,6 +576,7 @@ class Run:
                 self._allowed[name] -= 1
                 if not self._allowed[name]:
                     del self._allowed[name]
+            self.set_direct()
 
     # -- notes ------------------------------------------------------------------------------------------------------
 
@@ -592,10 +593,15 @@ class Run:
 
     def stop(self, reason: str) -> None:
         """End the run from outside: no further guarded call is executed in it, or below it."""
-        if self.engine.latch is not None:
+        latch = self.engine.latch
+        if latch is not None and latch.rule == "stop":
             return
-        # Without the lock: a signal handler may have interrupted whoever holds it, and this is one assignment.
-        hit = self.engine.stop(str(reason))
+        if self.owned():
+            # A signal handler has interrupted this thread in the middle of what is locked: this is one assignment.
+            hit = self.engine.stop(str(reason))
+        else:
+            with self._lock:
+                hit = self.engine.stop(str(reason))
         self.report.publish(self.report.finding(hit, None, True), None, (), {})
 
     def resume(self, reason: str) -> None:

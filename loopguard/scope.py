@@ -121,10 +121,6 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
                 raise PolicyError(f"{option}={value!r} is not a callable, nor one of {', '.join(map(repr, known))}.")
         if evidence not in ("own", "parent"):
             raise PolicyError(f"evidence={evidence!r} is not one of 'own', 'parent'.")
-        if evidence == "parent" and (policy is not None or limits is not None):
-            raise PolicyError(
-                'evidence="parent" counts with the run around it, by its policy and limits; give none here.'
-            )
         if mode is not None and mode not in MODES:
             raise PolicyError(f"mode={mode!r} is not one of {', '.join(map(repr, MODES))}.")
         if limits is not None and not isinstance(limits, Limits):
@@ -153,6 +149,10 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
             now = now.with_tools(self._tools)
         policy = self._policy if self._policy is not None else now.policy
         parent = open_run()
+        if parent is not None and self._evidence == "parent" and (self._policy is not None or self._limits is not None):
+            raise PolicyError(
+                'evidence="parent" counts with the run around it, by its policy and limits; give none here.'
+            )
         run = run_class(
             self._name,
             plan=plan_for(policy, self._limits or now.limits),

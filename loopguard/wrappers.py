@@ -36,30 +36,40 @@ def call(function_guard: Guard) -> Wrapper:
     def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = current.get()
         guard = function_guard if instance is None else method_guard
-        if run is None or not run.direct:
+        if run is None:
+            outside = outside_run(guard, None)
+            return (
+                wrapped(*args, **kwargs) if outside is None else _watched(None, guard, wrapped, args, kwargs, outside)
+            )
+        if not run.direct:
             return _watched(run, guard, wrapped, args, kwargs)
         live = run.tools.get(guard)
         if live is None or not live.plain:
             return _watched(run, guard, wrapped, args, kwargs)
-        values = args if len(args) == live.arity and not kwargs else live.key_of(args, kwargs)
-        for value in values:
-            if type(value) not in SCALARS:
-                return _watched(run, guard, wrapped, args, kwargs)
+        if run.owned():  # a signal handler or a finaliser, in the middle of what is locked
+            return wrapped(*args, **kwargs)
         engine = run.engine
         try:
+            values = args if len(args) == live.arity and not kwargs else live.key_of(args, kwargs)
+            for value in values:
+                if type(value) not in SCALARS:
+                    return _watched(run, guard, wrapped, args, kwargs)
             key = xxh3_64_intdigest(dumps(values), live.seed)
             at = run.clock()
-            if not run.acquire(False):
-                return _watched(run, guard, wrapped, args, kwargs)
+        except Exception:
+            # Lone surrogates, integers beyond 64 bits, hostile types: ``admit`` knows what to do.
+            return _watched(run, guard, wrapped, args, kwargs)
+        try:
+            run.acquire()
             try:
                 seq: Any = engine.start(at, live.bound, live.kind, key, 0, run.reply)
             finally:
                 run.release()
-        except Exception:
-            # Lone surrogates, integers beyond 64 bits: ``admit`` knows what to do, and reports what is an error.
-            return _watched(run, guard, wrapped, args, kwargs)
+        except Exception as error:
+            run.internal("wrappers.call", error)
+            return wrapped(*args, **kwargs)
         if seq.__class__ is not int:
-            seq = run.refused(live, seq, run, at, live.kind, key, 0, args, kwargs, None)
+            seq = run.refused(live, seq, run, True, args, kwargs)
             if seq.__class__ is Instead:
                 return seq.value
         try:
@@ -76,14 +86,14 @@ def call(function_guard: Guard) -> Wrapper:
                     raw = xxh3_64_intdigest(data, run.seed)
                     if before is None or before.outcome == raw or not worth_masking(opened[0], seq, result):
                         run.excerpts[seq & 31] = (seq, result)
-                        if run.acquire(False):
-                            try:
-                                hit = engine.close(engine.open.pop(seq, None), run.clock(), seq, 0, raw)
-                            finally:
-                                run.release()
-                            if hit is None and not run.would:
-                                return result
-                            return run.told(guard, hit, seq, result, args, kwargs)
+                        run.acquire()
+                        try:
+                            hit = engine.close(engine.open.pop(seq, None), run.clock(), seq, 0, raw)
+                        finally:
+                            run.release()
+                        if hit is None and not run.would:
+                            return result
+                        return run.told(guard, hit, seq, result, args, kwargs)
             except UnicodeEncodeError:
                 pass
             except Exception as error:
@@ -96,11 +106,17 @@ def call(function_guard: Guard) -> Wrapper:
 
 
 def _watched(
-    run: Run | None, guard: Guard, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    run: Run | None,
+    guard: Guard,
+    wrapped: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    outside: Run | Traced | None = None,
 ) -> Any:
-    """One call of a plain function, the long way."""
+    """One call of a plain function, the long way; ``outside`` is what was found where no run is open."""
     if run is None or run.closed:
-        outside = outside_run(guard, run)
+        if outside is None:
+            outside = outside_run(guard, run)
         if outside is None:
             return wrapped(*args, **kwargs)
         if isinstance(outside, Traced):

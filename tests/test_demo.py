@@ -471,6 +471,7 @@ def test_nobody_listens(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
         (["Failed to export span batch code: 500, reason: oh"], "it answered 500"),
         (["x" * 300 + "\nmore", "gave up"], "x" * 57 + "..."),
         (["short", "gave up"], "short"),
+        (["Transient error Service Unavailable 503", "... due to timeout, max retries or shutdown."], "it answered 503"),
         ([], ""),
     ],
 )  # fmt: skip

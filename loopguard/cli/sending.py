@@ -139,13 +139,13 @@ def reason_of(said: Sequence[str]) -> str:
 
     The first line says most: the later ones say that it gave up.
     """
-    text = " ".join(said)
-    for sign, words in _REASONS:
-        if sign.search(text):
-            return words
-    answered = _ANSWERED.search(text)
-    if answered is not None:
-        return f"it answered {answered[1]}{_HINTS.get(answered[1], '')}"
+    for line in said:
+        for sign, words in _REASONS:
+            if sign.search(line):
+                return words
+        answered = _ANSWERED.search(line)
+        if answered is not None:
+            return f"it answered {answered[1]}{_HINTS.get(answered[1], '')}"
     first = said[0].strip().splitlines()[0] if said and said[0].strip() else ""
     return f"{first[:57]}..." if len(first) > 60 else first
 
@@ -155,8 +155,8 @@ _REASONS: Final = (
     (re.compile(r"NameResolution|Name or service not known|nodename nor servname|getaddrinfo"), "no such host"),
     (re.compile(r"Connection refused|actively refused|NewConnectionError"), "nothing listens there"),
     (re.compile(r"CERTIFICATE|SSLError|WRONG_VERSION_NUMBER"), "the secure connection failed"),
+    (re.compile(r"timed out|TimeoutError"), "no answer in time"),
     (re.compile(r"due to timeout, max retries"), "not reached in time"),
-    (re.compile(r"timed? ?out", re.IGNORECASE), "no answer in time"),
     (re.compile(r"Max retries exceeded|Connection(Error| aborted)|RemoteDisconnected"), "no connection"),
 )
 _ANSWERED: Final = re.compile(r"\b([345]\d\d)\b")
