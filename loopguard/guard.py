@@ -165,9 +165,7 @@ class Guard:
         policy = run.policy
         # By type: ``isinstance`` may run code of a hostile ``__class__``, and a subclass of ``str`` code of its own.
         text: str | None = str.__str__(result) if issubclass(type(result), str) else None
-        if text is not None:
-            result = text
-        status, nothing = self._classify(result)
+        status, nothing = self._classify(result if text is None else text)
         seed = run.seed
         run.keep_excerpt(seq, text or "")
         if status:

@@ -53,11 +53,15 @@ def call(function_guard: Guard) -> Wrapper:
             values = args if len(args) == live.arity and not kwargs else live.key_of(args, kwargs)
             for value in values:
                 if type(value) not in SCALARS:
-                    return _watched(run, guard, wrapped, args, kwargs)
-            key = xxh3_64_intdigest(dumps(values), live.seed)
-            at = run.clock()
+                    key = None
+                    break
+            else:
+                key = xxh3_64_intdigest(dumps(values), live.seed)
+                at = run.clock()
         except Exception:
             # Lone surrogates, integers beyond 64 bits, hostile types: ``admit`` knows what to do.
+            key = None
+        if key is None:  # outside of the ``try``: what the tool raises is its own
             return _watched(run, guard, wrapped, args, kwargs)
         try:
             run.acquire()

@@ -123,7 +123,7 @@ def test_nothing_is_left_out_of_a_snapshot() -> None:
     """Every attribute of the state is stored, derived, or part of the policy; this test names which."""
     plain = snapshot(Engine(Plan(Policy())))
     stored = {*plain["counters"], *plain["flags"], *plain} - {"operations"}
-    derived = {"counts", "repeated", "seen", "bounds"}
+    derived = {"counts", "repeated", "seen", "bounds", "broken"}
     policy = {"plan", "window", "keep_counts", "keep_seen", "keeps"}
     slots = {*Engine.__slots__, *ladder_module.Ladder.__slots__, *index_module.Index.__slots__}
 
