@@ -288,7 +288,7 @@ def test_these_histories_reach_every_rung() -> None:
             chance = random.Random(seed)
             fold = Fold(Engine(Plan(policy)), tools)
             for _ in range(90):
-                answer = fold.take(random_step(chance))
+                answer = fold.take(random_step(chance, arguments=2))
                 if isinstance(answer, Hit) and answer.rule not in {"stop", "limits"}:
                     seen.add((answer.rule, str(answer.action)))
 
