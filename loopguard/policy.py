@@ -13,6 +13,7 @@ from loopguard.records import Tool
 from loopguard.rules import RULES, FailingTally, Limits, Off, RepeatTally, Rule, SameCall
 from loopguard.rules.poll import Poll
 from loopguard.rules.repeat import Repeat
+from loopguard.wording import learn
 
 Mode = Literal["enforce", "observe", "off"]
 Scope = Literal["pattern", "run"]
@@ -133,6 +134,10 @@ class Policy:
         if signature is not None and not callable(getattr(signature, "tool_thresholds", None)):
             raise PolicyError(f"Policy.loopctl(signature={signature!r}) is not a ToolSignature.")
         thresholds: dict[str, int] = dict(signature.tool_thresholds()) if signature is not None else {}
+        if not (warn_after or stop_after or any(thresholds.values())):
+            raise PolicyError(
+                "Policy.loopctl(warn_after=0, stop_after=0) can never fire: neither warning nor stop is left."
+            )
         window = 1 if window == 0 else window  # as its source does
         return cls.of(
             RepeatTally(warn_after=warn_after, stop_after=stop_after, thresholds=tuple(sorted(thresholds.items()))),
@@ -225,6 +230,8 @@ class ToolRules:
     __slots__ = ("after", "all", "floor")
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
+        for rule in rules:
+            learn(rule.name, rule.words)
         self.all = rules
         #: An attempt with fewer operations in its row and calls in flight than this is let through unseen.
         floors = (rule.lowest_rung() if rule.own_row else 0 for rule in rules if rule.lowest_rung())

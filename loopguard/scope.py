@@ -171,11 +171,14 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
 
     def _leave(self, error: BaseException | None) -> bool:
         run = self._run
-        if run is None or run.closed:
+        if run is None:
             return False
+        closed = run.closed  # by hand, inside the block
         run.close()
         if current.get() is run:
             current.set(open_run())
+        if closed:
+            return False
         with _safety.guarded("run.end"):
             run.report.tell_end()
         stopped = run.stopped

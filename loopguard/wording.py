@@ -18,6 +18,7 @@ STILL_RUNNING = "is still running"
 DOCS = "https://loopguard-otel.readthedocs.io/rules"
 
 _WORDS: dict[str, Words] = {rule.name: rule.words for rule in RULES}
+_OURS = frozenset(_WORDS)
 _WAYS: dict[str, tuple[str, ...]] = {rule.name: rule.ways for rule in RULES if rule.ways}
 
 
@@ -28,7 +29,8 @@ def words(rule: str) -> Words:
 
 def learn(rule: str, own: Words) -> None:
     """Take in the phrases of a rule that is not ours."""
-    _WORDS.setdefault(rule, own)
+    if rule not in _OURS:
+        _WORDS[rule] = own
 
 
 def in_a_row(seqs: tuple[int, ...], done: int) -> str:

@@ -75,7 +75,10 @@ def call_of(a: int, b: int, tools: tuple[Tool, ...] = TOOLS) -> tuple[Tool, int,
 
 def random_step(chance: random.Random, arguments: int = 4) -> Step:
     """A step as real runs have them: many repeats, some failures, few notes."""
-    what = chance.choices(("start", "end", chance.choice(NOTES)), (48, 48, 4))[0]
+    note = chance.choice(NOTES)
+    if note == "stop" and chance.random() < 0.7:
+        note = "resume"  # a stop holds until then: else little would happen in most histories
+    what = chance.choices(("start", "end", note), (48, 48, 4))[0]
     failed = chance.random() < 0.3
     status = chance.choice((Status.FAILED, Status.FAILED, Status.DENIED, Status.ABANDONED)) if failed else Status.OK
     return Step(
@@ -128,7 +131,8 @@ class Fold:
         tool, kind, key, target = call_of(step.a, step.b, self.tools)
         bound = engine.bind(tool)
         said = engine.start(self.at, bound, kind, key, target, self.round)
-        if isinstance(said, Hit) and step.override:
+        # A stop that was in force before is not overridden, as in a run.
+        if isinstance(said, Hit) and step.override and (engine.latch is None or engine.latch.seq == said.seq):
             engine.override(self.at, bound, kind, key, target, self.round)
         return said
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
 import pytest
 
 from loopguard.policy import Policy
-from loopguard.records import Action, Hit, Kind, Status, Tool
-from loopguard.rules import Failing, Limits, Poll, Repeat, SameCall
+from loopguard.records import Action, Evidence, Hit, Kind, Operation, Status, Tool
+from loopguard.rules import Attempt, Failing, Limits, Poll, Repeat, SameCall
+from loopguard.rules.base import Words
 from loopguard.testing.caller import READ, row
 from loopguard.testing.caller import Caller as Agent
+from loopguard.testing.examples import SameTool
+from loopguard.wording import words
 
 POLL, SAMPLE = int(Kind.POLL), int(Kind.SAMPLE)
 FAILED = int(Status.FAILED)
@@ -420,3 +427,62 @@ def test_poll_stop_and_polls_of_another_key() -> None:
     agent = Agent(Policy.of(Poll(warn_after=2, refuse_after=3, stop_after=4)))
 
     assert agent.calls(5, kind=POLL) == row("run warn run refuse stop")
+
+
+# -- rules of the user, and stops from outside ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken(SameTool):
+    """Raises where it is asked."""
+
+    name: ClassVar[str] = "broken"
+
+    def judge(self, window: Sequence[Operation], call: Attempt) -> Evidence | None:
+        raise KeyError("a bug")
+
+
+def test_a_rule_that_raises_is_left_out() -> None:
+    """It is asked once; the other rules say what they would say without it."""
+    agent = Agent(Policy(Broken()))
+
+    assert agent.calls(12) == row("2run warn 2run 5refuse 2stop")
+    assert [(rule.name, type(error)) for rule, error in agent.engine.broken] == [("broken", KeyError)]
+
+
+def test_a_rule_speaks_in_its_own_words() -> None:
+    """The phrases of a rule of the user stand in what is said; those of the built-in rules stay."""
+
+    class Talking(SameTool):
+        name: ClassVar[str] = "talking"
+        words: ClassVar[Words] = Words(perfect="has said little {n} times")
+
+    class Repeating(SameTool):
+        name: ClassVar[str] = "repeat"
+        words: ClassVar[Words] = Words(perfect="is someone else's")
+
+    repeat = words("repeat")
+    Agent(Policy.of(Talking(warn_after=2, refuse_after=3, stop_after=5))).calls(1)
+    Agent(Policy.of(Repeating(warn_after=2, refuse_after=3, stop_after=5))).calls(1)
+
+    assert words("talking") == Talking.words
+    assert words("repeat") == repeat
+    assert words("unheard of") == Words()
+
+
+def test_a_stop_from_outside_in_the_middle_of_a_decision() -> None:
+    """A signal handler says stop while a rule is asked: its stop is the one that holds."""
+
+    class Interrupted(SameTool):
+        name: ClassVar[str] = "interrupted"
+
+        def judge(self, window: Sequence[Operation], call: Attempt) -> Evidence | None:
+            if len(window) == 5 and call.operation is None and agent.engine.latch is None:
+                agent.engine.stop("time is up")
+            return SameTool.judge(self, window, call)
+
+    agent = Agent(Policy.of(Interrupted(warn_after=2, refuse_after=0, stop_after=5)))
+
+    assert agent.calls(7) == row("run warn 3run 2stop")
+    assert agent.engine.latch is not None
+    assert agent.engine.latch.rule == "stop"

@@ -59,7 +59,7 @@ POLICIES: dict[str, tuple[Policy, tuple[Tool, ...]]] = {
 }
 
 small = st.integers(0, 3)
-kinds_of_step = st.sampled_from(["start"] * 10 + ["end"] * 10 + list(NOTES))
+kinds_of_step = st.sampled_from(["start"] * 10 + ["end"] * 10 + ["resume"] * 3 + list(NOTES))
 steps = st.builds(
     Step,
     what=kinds_of_step,

@@ -303,3 +303,28 @@ def test_the_default_fits_a_small_window(window: int) -> None:
     assert all(rung <= window for rule in policy.rules for rung in (rule.warn_after, rule.refuse_after) if rung)
     with pytest.raises(PolicyError, match="can never fire"):
         Policy(Repeat(warn_after=window + 1, refuse_after=0, stop_after=0), window=window)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Policy(signature=5), "signature=5"),
+        (lambda: Policy.loopctl(signature=5), "signature=5"),
+        (lambda: Policy.loopctl(warn_after=0, stop_after=0), "never fire"),
+        (lambda: Policy.rysh(refuse_after=0), "never fire"),
+        (lambda: Policy.opendev(stop_after=0), "never fire"),
+        (lambda: Limits(calls_per_tool=None), "not a mapping"),
+    ],
+    ids=["signature", "loopctl's signature", "loopctl off", "rysh off", "opendev off", "calls per tool"],
+)
+def test_a_preset_that_is_off_and_values_of_a_wrong_type(make: Any, said: str) -> None:
+    """What could never do anything is told where it is written."""
+    with pytest.raises(PolicyError, match=said):
+        make()
+
+
+def test_thresholds_of_a_signature_alone_are_a_policy() -> None:
+    """loopctl with both rungs off still guards the tools that its signature names."""
+    rule = Policy.loopctl(warn_after=0, stop_after=0, signature=Signature()).rules[0]
+    assert isinstance(rule, RepeatTally)
+    assert rule.thresholds == (("a", 2), ("b", 4))
