@@ -5,7 +5,7 @@ The words after the opening fence decide what happens:
 
 - `python`: executed; `await` at the top is allowed.
 - `text title="Output"`: what the block above prints, log lines of loopguard and the last line of an error included.
-- `python title="test_....py"`: written to a file of that name, which pytest then has to pass.
+- `python title="test_....py"`: written to a file of that name; pytest has to pass the files of a page together.
 - `toml title="loopguard.toml"`: a settings file in whose folder loopguard has to start without complaint.
 - `<!--- skip: next --->` above a block: not executed (it needs a server), but it has to compile.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import functools
 import inspect
 import io
 import logging
@@ -116,11 +117,15 @@ def last_line(error: BaseException) -> str:
     return next(iter(traceback.TracebackException.from_exception(error).format_exception_only())).rstrip("\n")
 
 
-def run_pytest(example: Example) -> None:
-    """Write the block to a test file and let pytest pass it."""
-    Path("test_page.py").write_text(str(example.parsed), encoding="utf-8")
+def write_test_file(name: str, example: Example) -> None:
+    """Write the block to the test file that its title names."""
+    Path(name).write_text(str(example.parsed), encoding="utf-8")
+
+
+def run_test_files() -> None:
+    """Let pytest pass the test files of a page, all of them in one process."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_page.py"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8", timeout=60,
         env=importable(os.environ),
     )  # fmt: skip
@@ -164,13 +169,15 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def test_page(page: Path, in_empty_folder: None) -> None:
     """Each block of a page runs, in order, and prints what the page says."""
     printed = Printed()
-    titles = set(re.findall(r'^```(python title="test_\w+\.py")$', page.read_text(encoding="utf-8"), re.MULTILINE))
+    files = sorted(
+        set(re.findall(r'^```python title="(test_\w+\.py)"$', page.read_text(encoding="utf-8"), re.MULTILINE))
+    )
     document = Document.parse(
         str(page),
         CodeBlockParser("python", printed.run),
         CodeBlockParser(OUTPUT, printed.compare),
         CodeBlockParser('toml title="loopguard.toml"', run_with_settings),
-        *(CodeBlockParser(title, run_pytest) for title in sorted(titles)),
+        *(CodeBlockParser(f'python title="{name}"', functools.partial(write_test_file, name)) for name in files),
         ClearNamespaceParser(),
         SkipParser(),
     )
@@ -178,6 +185,8 @@ def test_page(page: Path, in_empty_folder: None) -> None:
         with contextlib.suppress(pytest.skip.Exception):
             example.evaluate()
     printed.settle()
+    if files:
+        run_test_files()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

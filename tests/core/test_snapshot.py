@@ -93,7 +93,7 @@ def test_another_policy(policy: Policy) -> None:
         restore(Plan(policy), snapshot(lived()))
 
 
-@pytest.mark.parametrize("garbage", [None, "x", -1.5, [], {}, [[[]]], True, object()], ids=repr)
+@pytest.mark.parametrize("garbage", [None, "x", -1.5, [], {}, [[[]]], True, object()], ids=lambda value: str(value)[:7])
 def test_garbage_anywhere(garbage: Any) -> None:
     """One wrong value in the middle is a ``StoreError`` or no difference in kind; never another error."""
     text = json.dumps(snapshot(lived(steps=120)))

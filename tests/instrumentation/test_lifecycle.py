@@ -124,8 +124,8 @@ def check_many_runs(count: int) -> None:
 @pytest.mark.scenario("ins-many-runs-no-leak")
 @pytest.mark.usefixtures("silent")
 def test_many_runs_leave_nothing() -> None:
-    """1,500 runs, some ended by exceptions and some dropped: nothing of them is left."""
-    check_many_runs(1_500)
+    """1,000 runs, some ended by exceptions and some dropped: nothing of them is left."""
+    check_many_runs(1_000)
 
 
 @pytest.mark.slow
