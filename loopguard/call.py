@@ -28,7 +28,7 @@ _NOTHING_SET = object()
 class Call:
     """One call of a tool, asked for by name.
 
-    As a block, sync or async, it ends with the block; :meth:`begin` starts it without one.
+    As a block, sync or async, it ends with the block; ``begin`` starts it without one.
     ``result`` is what the tool gave; set it inside the block.
     ``seq`` is the call's number in the run.
     A block cannot be skipped from within: a refused call raises on entering it, whatever the run's ``on_refuse`` says.

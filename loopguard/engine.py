@@ -185,7 +185,7 @@ class Engine(Ladder):
         changed: bool = True,
         ended: bool = False,
     ) -> Hit | None:
-        """:meth:`end` for a caller that took the call out of ``open`` itself, to look at it."""
+        """``end`` for a caller that took the call out of ``open`` itself, to look at it."""
         if call is None:
             call = self._late(seq, status)
             if call is None:

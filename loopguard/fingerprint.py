@@ -37,7 +37,7 @@ _PIECE = 1 << 14
 # Text and structures have different seeds: the text '[1]' and the list [1] are different outcomes.
 _STRUCTURE = 0x9E3779B97F4A7C15
 _EMPTY_FORMS = frozenset((b"null", b'""', b"[]", b"{}", b"!set()", b"!deque([])", b"!bytes(0:)"))
-#: Canonical for a tuple of `SCALARS`; a TypeError asks for :func:`arguments`.
+#: Canonical for a tuple of `SCALARS`; a TypeError asks for ``arguments``.
 dumps = orjson.dumps
 # Content blocks that carry no text and name no type (Gemini's form).
 _BINARY = frozenset(("inline_data", "inlineData", "file_data", "fileData"))

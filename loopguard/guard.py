@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Args = tuple[Any, ...]
 Kwargs = Mapping[str, Any]
-#: What :meth:`Engine.end` takes after the call's number.
+#: What ``Engine.end`` takes after the call's number.
 Outcome = tuple[Any, ...]
 #: Text of more characters is not compared with volatile text taken out, unless the tool declares ``volatile``.
 MASKED_TEXT = 16_384
@@ -59,7 +59,7 @@ class Facts(NamedTuple):
 
 
 class ByName:
-    """A :class:`MappingBinder` under the signature of a :class:`Binder`: the mapping is the only argument."""
+    """A ``MappingBinder`` under the signature of a ``Binder``: the mapping is the only argument."""
 
     __slots__ = ("_binder", "declared", "edits", "fixed_kind", "target_name")
 
@@ -72,27 +72,27 @@ class ByName:
         self.target_name = binder.target_name
 
     def key(self, args: Args, kwargs: Kwargs, secret: bytes = b"") -> Args:
-        """See :meth:`Binder.key`."""
+        """See ``Binder.key``."""
         return self._binder.key(args[0], secret)
 
     def whole(self, args: Args, kwargs: Kwargs, secret: bytes = b"") -> Args:
-        """See :meth:`Binder.whole`."""
+        """See ``Binder.whole``."""
         return self._binder.whole(args[0], secret)
 
     def named(self, args: Args, kwargs: Kwargs) -> dict[str, Any]:
-        """See :meth:`Binder.named`."""
+        """See ``Binder.named``."""
         return self._binder.named(args[0])
 
     def target(self, args: Args, kwargs: Kwargs) -> str | None:
-        """See :meth:`Binder.target`."""
+        """See ``Binder.target``."""
         return self._binder.target(args[0])
 
     def file(self, args: Args, kwargs: Kwargs) -> str | None:
-        """See :meth:`Binder.file`."""
+        """See ``Binder.file``."""
         return self._binder.file(args[0])
 
     def kind(self, args: Args, kwargs: Kwargs) -> Kind:
-        """See :meth:`Binder.kind`."""
+        """See ``Binder.kind``."""
         return self._binder.kind(args[0])
 
     def suggestion(self, args: Args, kwargs: Kwargs) -> str | None:

@@ -42,7 +42,7 @@ class Policy:
         masking: Errors are compared as templates, volatile text is masked.
         kinds: Kinds of tools are used (a write is identified by its whole input).
         text_parts: Results of several parts are compared by their text alone.
-        signature: A :class:`~loopguard.ToolSignature` for tools that cannot be decorated.
+        signature: A ``ToolSignature`` for tools that cannot be decorated.
 
     Raises:
         PolicyError: For a policy that can never fire, refuses without an end, or has rungs out of order.
@@ -236,7 +236,7 @@ class ToolRules:
         #: An attempt with fewer operations in its row and calls in flight than this is let through unseen.
         floors = (rule.lowest_rung() if rule.own_row else 0 for rule in rules if rule.lowest_rung())
         self.floor = min(floors, default=1 << 60)
-        #: For each combination of :class:`Trigger` bits the rules that it arms.
+        #: For each combination of ``Trigger`` bits the rules that it arms.
         self.after = tuple(tuple(rule for rule in rules if _arms(rule) & bits) for bits in range(32))
 
 
@@ -341,7 +341,7 @@ def _own_rules(policy: Policy, tool: Tool) -> tuple[Rule, ...]:
 
 
 def rules_of(policy: Policy, tool: Tool) -> tuple[Rule, ...]:
-    """The rules for one tool. Raises :class:`PolicyError` where the tool's own thresholds cannot be meant."""
+    """The rules for one tool. Raises ``PolicyError`` where the tool's own thresholds cannot be meant."""
     rules = _own_rules(policy, tool)
     endless = policy.endless_refusals or (policy.limits is not None and policy.limits.refusals is not None)
     for rule in rules:

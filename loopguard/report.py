@@ -288,11 +288,15 @@ class Reporter:
                     with _safety.guarded("on_stop"):
                         on_stop(error)
 
-    def tell_end(self) -> None:
-        """Tell telemetry how the run ended."""
+    def tell_end(self, error: BaseException | None) -> None:
+        """Tell telemetry how the run ended: ``error`` is what left its block."""
         run = self.run
         stats = self.stats()
-        outcome = "stopped" if run.engine.latch is not None else "completed"
+        if run.engine.latch is not None:
+            outcome = "stopped"
+        else:
+            # A generator that is closed early has not failed.
+            outcome = "completed" if error is None or isinstance(error, GeneratorExit) else "failed"
         if self.parent_span is not None and run.spans is not None:
             run.spans.run_end(self.parent_span, outcome, stats.calls, len(self.findings), stats.wasted_calls)
         self.parent_span = None

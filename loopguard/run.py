@@ -1,7 +1,7 @@
 """``Run``: one task of one agent, the scope in which calls are compared.
 
 A run holds the engine, its lock and what the engine may not know: the clock, texts, callbacks, telemetry.
-The path of a guarded call is :meth:`Run.admit`, the tool, then :meth:`Run.done` or :meth:`Run.failed`.
+The path of a guarded call is ``Run.admit``, the tool, then ``Run.done`` or ``Run.failed``.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Options:
 
 
 class Run:
-    """A run that is open, or was. Made by :func:`loopguard.guarded_run`."""
+    """A run that is open, or was. Made by ``guarded_run``."""
 
     #: What speaks for the run; ``loopguard.testing`` puts one that listens in its place.
     reporter: ClassVar[type[Reporter]] = Reporter
@@ -202,7 +202,7 @@ class Run:
     # -- the path of a call -----------------------------------------------------------------------------------------
 
     def admit(self, guard: Guard, args: tuple[Any, ...], kwargs: Mapping[str, Any], call_id: str | None = None) -> Any:
-        """Ask for a call. Returns its number, 0 for a call that is not watched, or :class:`Instead`.
+        """Ask for a call. Returns its number, 0 for a call that is not watched, or ``Instead``.
 
         Raises:
             ToolCallRefused: The call must not be executed.
@@ -546,7 +546,7 @@ class Run:
         return Call(self, tool, args, id)
 
     def begin(self, tool: str, args: object = None, *, id: str | None = None) -> Call:
-        """Like :meth:`call`, without a block: end it with ``finish``, ``fail`` or ``abandon``."""
+        """Like ``call``, without a block: end it with ``finish``, ``fail`` or ``abandon``."""
         return self.call(tool, args, id=id).begin()
 
     def round(self) -> int:
@@ -622,7 +622,7 @@ class Run:
         self.report.observers.append(observer)
 
     def acknowledge_loop_warning(self, operations: Any) -> None:
-        """Count the first of these operations (from :meth:`check_loop`) as warned about."""
+        """Count the first of these operations (from ``check_loop``) as warned about."""
         first = next(iter(operations), None)
         if not isinstance(first, Operation):
             return
@@ -706,6 +706,10 @@ class Run:
 
     def close(self) -> None:
         """End the run. Later calls in it are not watched; a late outcome is dropped."""
+        self.end(None)
+
+    def end(self, error: BaseException | None) -> None:
+        """``close`` for a block that ``error`` has left, which is then the run's outcome in the metrics."""
         if self.closed:
             return
         self.closed = True
@@ -714,6 +718,8 @@ class Run:
         for rule, error in self.engine.broken:
             _safety.report(f"rule.{rule.name}", error)
         _live.discard(self)
+        with _safety.guarded("run.end"):
+            self.report.tell_end(error)
 
     def __repr__(self) -> str:
         stats = self.stats

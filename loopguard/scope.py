@@ -12,7 +12,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
-from loopguard import _safety
 from loopguard.config import effective_mode, policy_of, settings
 from loopguard.context import current
 from loopguard.errors import PolicyError, RunStopped
@@ -76,19 +75,19 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
         name: The kind of work, of few values; it stands in messages and telemetry.
         run_id: This run; a UUID of version 7 if left out.
         agent: Name of the agent, for telemetry.
-        policy: A :class:`Policy`, the name of a preset, or a TOML file; None = as configured.
+        policy: A ``Policy``, the name of a preset, or a TOML file; None = as configured.
         limits: Limits of this run; they replace the policy's.
         tools: Tables of tools by name, for ``run.call``; added to the configured ones.
         mode: ``"enforce"``, ``"observe"`` or ``"off"``; ``LOOPGUARD_MODE`` can only weaken it.
         evidence: ``"own"``, or ``"parent"`` to count together with the run around it.
         on_warn: ``"queue"`` (``run.pop_nudges()``), ``"append"`` (below a ``str`` result), or a callable that gets
-            the :class:`Nudge`.
-        on_refuse: ``"raise"`` :class:`ToolCallRefused`, ``"return"`` its ``for_model()`` as the result, or a callable
+            the ``Nudge``.
+        on_refuse: ``"raise"`` ``ToolCallRefused``, ``"return"`` its ``for_model()`` as the result, or a callable
             that gets the error and returns what stands for the result.
-        on_stop: ``"raise"``: the block of a stopped run is left with :class:`RunStopped`, also where it was swallowed
-            inside. ``"end"``: the block swallows its own :class:`RunStopped`. A callable is told of the stop, and the
+        on_stop: ``"raise"``: the block of a stopped run is left with ``RunStopped``, also where it was swallowed
+            inside. ``"end"``: the block swallows its own ``RunStopped``. A callable is told of the stop, and the
             block is left as with ``"end"``.
-        on_finding: Called with each :class:`Finding`.
+        on_finding: Called with each ``Finding``.
 
     Raises:
         PolicyError: For a value that cannot be meant.
@@ -174,13 +173,11 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
         if run is None:
             return False
         closed = run.closed  # by hand, inside the block
-        run.close()
+        run.end(error)
         if current.get() is run:
             current.set(open_run())
         if closed:
             return False
-        with _safety.guarded("run.end"):
-            run.report.tell_end()
         stopped = run.stopped
         if stopped is None:
             return False

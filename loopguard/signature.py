@@ -61,7 +61,7 @@ class ToolOptions(TypedDict, total=False):
     mode: str | None
     on_warn: str | Callable[..., Any] | None
     on_refuse: str | Callable[..., Any] | None
-    on_stop: str | Callable[..., Any] | None
+    on_stop: Callable[..., Any] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class ToolSpec:
         mode: ``"enforce"``, ``"observe"`` or ``"off"``; None: the run's.
         on_warn: ``"queue"``, ``"append"`` or a function; None: the run's.
         on_refuse: ``"raise"``, ``"return"`` or a function; None: the run's.
-        on_stop: ``"raise"``, ``"end"`` or a function; None: the run's.
+        on_stop: a function that hears of the stop before it is raised, after the run's own; None: none.
     """
 
     name: str
@@ -119,7 +119,7 @@ class ToolSpec:
     mode: str | None = None
     on_warn: str | Callable[..., Any] | None = None
     on_refuse: str | Callable[..., Any] | None = None
-    on_stop: str | Callable[..., Any] | None = None
+    on_stop: Callable[..., Any] | None = None
 
     @property
     def rungs(self) -> tuple[tuple[str, int | None], ...]:

@@ -64,11 +64,11 @@ def snapshot(engine: Engine) -> dict[str, Any]:
 
 
 def restore(plan: Plan, plain: Any) -> Engine:
-    """The run that :func:`snapshot` wrote down, under the same policy.
+    """The run that ``snapshot`` wrote down, under the same policy.
 
     Args:
         plan: The policy of the run, made ready. Bind tools anew: a ``Bound`` of the old engine belongs to that one.
-        plain: What :func:`snapshot` returned, perhaps after a way through JSON.
+        plain: What ``snapshot`` returned, perhaps after a way through JSON.
 
     Raises:
         StoreError: If it is no snapshot, of another version, or made under another window.
@@ -179,7 +179,7 @@ class _Writer:
 
 
 class _Reader:
-    """Builds the engine from what :class:`_Writer` wrote; anything unexpected is an error."""
+    """Builds the engine from what ``_Writer`` wrote; anything unexpected is an error."""
 
     def __init__(self, plan: Plan, plain: Any) -> None:
         if not isinstance(plain, dict) or plain.get("schema") != SCHEMA:
@@ -309,7 +309,7 @@ def _plain(value: Any) -> Any:
 
 
 def _pattern_part(value: Any) -> Any:
-    """Back from :func:`_plain`: lists are tuples."""
+    """Back from ``_plain``: lists are tuples."""
     if isinstance(value, list):
         return tuple(map(_pattern_part, value))
     if value is None or isinstance(value, (bool, int, float, str)):

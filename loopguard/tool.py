@@ -119,7 +119,7 @@ def guarded_tool(**options: Unpack[ToolOptions]) -> Callable[[F], F]: ...
 
 
 def guarded_tool(function: Any = None, /, **options: Unpack[ToolOptions]) -> Any:
-    """Guard a tool function: inside a :class:`guarded_run`, repeated calls are warned about, refused and stopped.
+    """Guard a tool function: inside a ``guarded_run``, repeated calls are warned about, refused and stopped.
 
     Works bare and with options, on plain, coroutine, generator and async generator functions, methods, class and
     static methods (on either side of the built-in decorator), partials and callable objects.
@@ -128,7 +128,7 @@ def guarded_tool(function: Any = None, /, **options: Unpack[ToolOptions]) -> Any
 
     Args:
         function: The function, where used bare.
-        **options: What the tool tells about itself; see :class:`loopguard.signature.ToolSpec`.
+        **options: What the tool tells about itself; see ``loopguard.signature.ToolSpec``.
 
     Raises:
         PolicyError: An option cannot be meant, or names a parameter that the function does not have.
@@ -151,7 +151,7 @@ def guard_tools(tools: Any, /, **options: Unpack[ToolOptions]) -> Any:
 
     Args:
         tools: A mapping of names to functions (the names become the tools' names), or an iterable of functions.
-        **options: Options for all of them; see :func:`guarded_tool`.
+        **options: Options for all of them; see ``guarded_tool``.
 
     Returns:
         A dict for a mapping, else a list. Functions that are guarded already stay as they are.
@@ -164,7 +164,7 @@ def guard_tools(tools: Any, /, **options: Unpack[ToolOptions]) -> Any:
 
 
 def is_guarded(tool: object) -> bool:
-    """True for a function, method or bound method under :func:`guarded_tool`."""
+    """True for a function, method or bound method under ``guarded_tool``."""
     # Since Python 3.13 a class method over a guard is a plain bound method with the guard as its function.
     inner = tool.__func__ if inspect.ismethod(tool) else _inner(tool)
     return isinstance(tool, (GuardedTool, _BoundTool)) or isinstance(inner, GuardedTool)

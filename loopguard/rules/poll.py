@@ -20,7 +20,7 @@ class Poll(Rule):
     """Equal answers of a poll while what it asks about is running.
 
     Where the records carry time the warning waits for ``patience`` as well, and so does the refusal.
-    Once the answer says that it ended, :class:`Repeat` applies.
+    Once the answer says that it ended, ``Repeat`` applies.
 
     Args:
         patience: Seconds of equal answers before anything is said (default 600).

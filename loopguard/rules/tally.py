@@ -181,7 +181,7 @@ def tally_evidence(name: str, pair: tuple[int, int], ops: Sequence[Operation], w
 
 
 def check_not_negative(rule: Rule, pairs: Sequence[tuple[str, int | None]]) -> None:
-    """Raise :class:`PolicyError` for a negative threshold."""
+    """Raise ``PolicyError`` for a negative threshold."""
     for name, rung in pairs:
         if rung is not None and (isinstance(rung, bool) or not isinstance(rung, int) or rung < 0):
             raise PolicyError(f"{type(rule).__name__}({name}={rung!r}) must be a whole number of at least 0.")

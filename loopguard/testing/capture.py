@@ -143,7 +143,7 @@ class ObservedReporter(Reporter):
         handle: Any = None,
         spans: bool = True,
     ) -> None:
-        """See :meth:`Reporter.publish`."""
+        """See ``Reporter.publish``."""
         for captured in self.run.heard_by:
             captured.findings.append(finding)
         super().publish(finding, guard, args, kwargs, handle, spans)
@@ -151,7 +151,7 @@ class ObservedReporter(Reporter):
     def nudge_for(
         self, finding: Finding, guard: Guard, seq: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Nudge:
-        """See :meth:`Reporter.nudge_for`."""
+        """See ``Reporter.nudge_for``."""
         nudge = super().nudge_for(finding, guard, seq, args, kwargs)
         for captured in self.run.heard_by:
             captured.nudges.append(nudge)
@@ -172,7 +172,7 @@ class ObservedRun(Run):
             captured.runs.append(self)
 
     def admit(self, guard: Guard, args: tuple[Any, ...], kwargs: Mapping[str, Any], call_id: str | None = None) -> Any:
-        """See :meth:`Run.admit`."""
+        """See ``Run.admit``."""
         call = CapturedCall(guard.tool.name, dict(guard.binder.named(args, dict(kwargs))), self.name)
         try:
             answer = super().admit(guard, args, kwargs, call_id)
@@ -198,7 +198,7 @@ class ObservedRun(Run):
         kwargs: Mapping[str, Any],
         handle: Any = None,
     ) -> Any:
-        """See :meth:`Run.done`."""
+        """See ``Run.done``."""
         self._ended(seq, "ok", result=None if result.__class__ is Stream else result)
         return super().done(guard, seq, result, args, kwargs, handle)
 
@@ -211,12 +211,12 @@ class ObservedRun(Run):
         kwargs: Mapping[str, Any],
         handle: Any = None,
     ) -> None:
-        """See :meth:`Run.failed`."""
+        """See ``Run.failed``."""
         self._ended(seq, "failed", error=error)
         super().failed(guard, seq, error, args, kwargs, handle)
 
     def abandon(self, seq: int) -> None:
-        """See :meth:`Run.abandon`."""
+        """See ``Run.abandon``."""
         self._ended(seq, "abandoned")
         super().abandon(seq)
 

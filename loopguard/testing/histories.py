@@ -18,7 +18,7 @@ class Step(NamedTuple):
     """One record: ``what`` is "start", "end", or the name of a note; the numbers choose among what is possible.
 
     ``a`` and ``b`` choose tool and argument of a start, the open call of an end, the tool of a tick.
-    ``wait`` is the time in seconds since the step before. The other fields are those of :meth:`Engine.end`.
+    ``wait`` is the time in seconds since the step before. The other fields are those of ``Engine.end``.
     """
 
     what: str
@@ -187,7 +187,7 @@ class Fold:
 class Log:
     """What happened, by the definitions alone: the operations, and up to which of them each rule has forgotten.
 
-    It watches a :class:`Fold` from outside and shares nothing with the index, which it is there to check.
+    It watches a ``Fold`` from outside and shares nothing with the index, which it is there to check.
     """
 
     def __init__(self, fold: Fold) -> None:
