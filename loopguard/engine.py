@@ -57,6 +57,7 @@ class Engine(Ladder):
         if entry is None:
             if len(keys) >= self.sweep_at:
                 self.sweep()
+                keys = self.keys
             entry = keys[key] = Entry(key, row, kind, target)
             if self.watchful or bound.floor <= 1:
                 hit = self._verdict(entry, bound, at, round_)
@@ -71,7 +72,8 @@ class Engine(Ladder):
                 self.round = round_
                 self.joinable = True
         elif not self.joinable:
-            self.round += 1
+            round_ = self.round + 1
+            self.round = seq if round_ == seq else round_  # one number in memory instead of two equal ones
             self.joinable = True
         entry.flight += 1
         row.calls += 1
@@ -254,11 +256,10 @@ class Engine(Ladder):
                 entry.ops = [old] if free and entry.ops is None else entry.ops if free else None
             else:
                 self._append(entry, old, op)
-        if kind == 0 and not free:
-            entry.unknowns = self.unknowns = self.unknowns + 1
-        elif not free:
-            entry.unknowns = self.unknowns
-            if kind == 3:
+        if not free:
+            if kind == 0:
+                self.last_unknown = n
+            elif kind == 3:
                 self.last_poll = n
         if self.keeps:
             armed |= self._keep(entry, op)
@@ -298,12 +299,12 @@ class Engine(Ladder):
             entry.compaction = self.compactions
             return armed
         entry.flips = 0
+        if self.last_unknown > old.n:
+            entry.mixed_at = n
         if entry.compaction != self.compactions:
             # A free repetition is no evidence: it takes no place in the row, and no rule speaks because of it.
             entry.compaction = self.compactions
             return armed + _FREE - 1
-        if self.unknowns > entry.unknowns:
-            entry.mixed_at = n
         return armed
 
     def _keep(self, entry: Entry, op: Operation) -> int:

@@ -38,7 +38,7 @@ _COUNTERS = (
     "sweep_at",
     "compactions",
     "last_poll",
-    "unknowns",
+    "last_unknown",
     "seq",
     "round",
     "calls",
@@ -48,7 +48,7 @@ _COUNTERS = (
 )
 _FLAGS = ("joinable", "limit_due", "limit_warned", "watchful")
 _LEDGER = ("key", "outcome", "n", "warned", "allowed", "refused", "round", "last_seq", "told")
-_ENTRY = ("kind", "target", "flight", "flips", "mixed_at", "compaction", "unknowns", "soft_at")
+_ENTRY = ("kind", "target", "flight", "flips", "mixed_at", "compaction", "soft_at")
 _ROW = ("last", "calls", "below", "refused", "stopped", "wasted")
 
 
@@ -270,8 +270,8 @@ class _Reader:
         entry.op = None if last is None else self.ops[last]
         entry.ops = None if ops is None else [self.ops[n] for n in ops]
         entry.flight, entry.flips = numbers["flight"], numbers["flips"]
-        entry.mixed_at, entry.compaction = numbers["mixed_at"], numbers["compaction"]
-        entry.unknowns, entry.soft_at = numbers["unknowns"], numbers["soft_at"]
+        entry.mixed_at, entry.soft_at = numbers["mixed_at"], numbers["soft_at"]
+        entry.compaction = numbers["compaction"]
         return entry
 
     def call(self, plain: Any) -> tuple[int, tuple[Entry, Bound, int, float | None]]:

@@ -486,3 +486,15 @@ def test_a_stop_from_outside_in_the_middle_of_a_decision() -> None:
     assert agent.calls(7) == row("run warn 3run 2stop")
     assert agent.engine.latch is not None
     assert agent.engine.latch.rule == "stop"
+
+
+def test_what_is_wasted_is_counted_once() -> None:
+    """A repeat after a warning is wasted; the warning of another rule about the same calls does not count it again."""
+    agent = Agent(
+        Policy.of(
+            Repeat(warn_after=2, refuse_after=0, stop_after=0), SameCall(warn_after=4, refuse_after=0, stop_after=0)
+        )
+    )
+
+    assert agent.calls(5) == row("run warn run warn run")
+    assert agent.engine.totals["wasted"] == 4
