@@ -13,16 +13,7 @@ def table(quick: bool) -> str:
     lines = ["### Growth", "", "| what | ratio | to the first row |", "| --- | --- | --- |"]
     first = 0.0
     for window in (10, 100, 1_000, 10_000):
-        policy = (
-            Policy(window=window, history=2 * window)
-            if window > 20
-            else Policy.of(window=window, history=20, limits=NO_LIMIT)
-        )
-        if window <= 20:
-            from loopguard import Failing, Repeat
-
-            small = Repeat(unknown_warn_after=5, unknown_refuse_after=10, unknown_stop_after=10)
-            policy = Policy.of(small, Failing(transient_stop_after=10), window=window, history=20)
+        policy = Policy(window=window, history=2 * window)
         with guarded_run("bench", policy=policy, limits=NO_LIMIT):
             tool = guarded_tool(short())
             for i in range(window):

@@ -7,9 +7,11 @@ Nothing here runs unless an import inside the package failed, or somebody asked 
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import re
 from importlib import metadata
+from pathlib import Path
 from typing import Final
 
 #: Our distribution; its name is not the import name, which another project has on the package index.
@@ -82,21 +84,23 @@ def damaged_files() -> list[str]:
     Empty where it is not installed, or in place from a clone.
     """
     try:
-        files = metadata.distribution(DISTRIBUTION).files or ()
+        distribution = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:
         return []
     damaged = []
-    for file in files:
-        if file.parts[0] != PACKAGE or file.suffix != ".py" or file.hash is None:
+    # Not ``distribution.files``: newer Pythons leave out what is gone.
+    for name, fingerprint, *_ in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
+        if not name.startswith(f"{PACKAGE}/") or not name.endswith(".py") or "=" not in fingerprint:
             continue
+        mode, _, wanted = fingerprint.partition("=")
         try:
-            content = file.read_binary()
+            content = Path(str(distribution.locate_file(name))).read_bytes()
         except OSError:
-            damaged.append(str(file))
+            damaged.append(name)
             continue
-        digest = base64.urlsafe_b64encode(hashlib.new(file.hash.mode, content).digest()).rstrip(b"=").decode()
-        if digest != file.hash.value:
-            damaged.append(str(file))
+        digest = base64.urlsafe_b64encode(hashlib.new(mode, content).digest()).rstrip(b"=").decode()
+        if digest != wanted:
+            damaged.append(name)
     return damaged
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -57,12 +58,13 @@ def report(where: str, error: Exception, said: set[tuple[str, str]] | None = Non
         first = pair not in said
         said.add(pair)
     if first:
-        _log.warning(
-            "loopguard: internal error in %s (%s%s); the call went through, and this is said once.",
-            where,
-            pair[1],
-            _lines_of(error),
-        )
+        with suppress(Exception):  # a filter or handler of the user may raise
+            _log.warning(
+                "loopguard: internal error in %s (%s%s); the call went through, and this is said once.",
+                where,
+                pair[1],
+                _lines_of(error),
+            )
 
 
 def _lines_of(error: Exception) -> str:

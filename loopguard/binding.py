@@ -112,7 +112,7 @@ class Binder:
         self.spec = spec
         self.edits = spec.edits is not None
         self.names = tuple(name for name in members if parameters[name].kind not in REST)
-        self.named = named_reader(parameters)
+        self.named = named_reader(parameters, spec.injected & frozenset({"self", "cls"}))
         rest = {name: keep(left_out) for name in members if parameters[name].kind is REST[1]}
         self.values = values_reader(parameters, members, rest, spelled)
         self.whole = self.values

@@ -2,7 +2,7 @@
 
 Usage comes in as records and is added up here; nobody writes a total.
 A run that has no limit on time, tokens, cost or single tools pays nothing for them: two marks (``call_mark`` and
-``limit_due``) and one flag (``watchful``) say when there is something to ask.
+``limit_due``) and two flags (``watchful`` and ``pressing``) say when there is something to ask.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class Budget(Index):
         "limits",
         "over",
         "plan",
+        "pressing",
+        "seq",
         "totals",
         "usage",
         "watchful",
@@ -85,6 +87,8 @@ class Budget(Index):
         #: The limits that hold now: the plan's, until a handoff is answered with others.
         self.limits: Limits = plan.limits
         self.books = Books()
+        #: Attempts so far; the number of a call.
+        self.seq = 0
         #: The hit that ended the run, or None.
         self.latch: Hit | None = None
         #: With scope "run": patterns at or above a refuse or stop rung.
@@ -94,6 +98,8 @@ class Budget(Index):
         self.call_mark = 0
         #: The limits want to be asked with the next outcome.
         self.limit_due = False
+        #: A limit of the run, other than on time, is used up or is to warn.
+        self.pressing = False
         self.denied_rounds = 0
         #: What the model used; None until it is told.
         self.usage: Usage | None = None
@@ -117,6 +123,7 @@ class Budget(Index):
         per_tool = bool(limits.calls_per_tool)
         timed = limits.seconds is not None
         unwarned = per_tool or (timed and ("seconds", Action.WARN) not in self.books.told_limits)
+        self.pressing = due or full
         self.limit_due = due or bool(unwarned and limits.handoff_at) or self._unfed()
         self.watchful = bool(self.latch or self.over or full or per_tool or timed or self.books.refused)
 
@@ -186,8 +193,17 @@ class Budget(Index):
 
     # -- what follows -----------------------------------------------------------------------------------------------
 
+    def _calm(self, row: Row | None, share: float) -> bool:
+        """Less than this share of the tool's own limit is used, and no other limit wants to be asked."""
+        if self.pressing or self.limits.seconds is not None:
+            return False
+        allowed = self.limits.calls_per_tool.get(row.name) if row is not None else None
+        return row is None or allowed is None or not used_up(row.calls + row.below, allowed * share)
+
     def _forbidden(self, row: Row, at: float | None) -> Hit | None:
         """What the limits say to a call of this tool: a stop, a refusal, a handoff that comes first, or None."""
+        if self._calm(row, 1):
+            return None
         if self.limits.seconds is not None and self.began is None:
             self.began = at
         for level in self._levels(row, at):
@@ -198,7 +214,7 @@ class Budget(Index):
     def _end_of(self, level: Level, tool: str) -> Hit:
         if level.then is Action.REFUSE:
             return self._limit(level, Action.REFUSE, tool)
-        return self._latch(self._limit(level, Action.STOP, tool))
+        return self._latch(self._limit(level, Action.STOP, tool), self.seq)
 
     def _ask_first(self, level: Level, tool: str) -> Hit | None:
         """A limit that was used up before it could warn is handed off before it acts, where somebody wants to be asked."""
@@ -218,9 +234,11 @@ class Budget(Index):
 
     def limit_warning(self, tool: str, at: float | None) -> Hit | None:
         """The warning of a limit that is due after a call of this tool, or after a note of usage ("")."""
-        for level in self._levels(self.rows.get(tool), at):
-            if self._warns(level):
-                return self._warning(level, tool)
+        row = self.rows.get(tool)
+        if not self._calm(row, self.limits.handoff_at):
+            for level in self._levels(row, at):
+                if self._warns(level):
+                    return self._warning(level, tool)
         if self._unfed() and self.executed() >= UNFED_CALLS:
             limits = self.limits
             name, allowed = ("cost", limits.cost) if limits.cost is not None else ("tokens", limits.tokens)
@@ -229,8 +247,11 @@ class Budget(Index):
             return hit._replace(rule=UNFED, limit=(name, self.executed(), allowed or 0))
         return None
 
-    def _latch(self, hit: Hit) -> Hit:
-        self.latch = hit
+    def _latch(self, hit: Hit, seq: int) -> Hit:
+        # With the number of the attempt: only that one can lift the stop again (observe mode).
+        hit = hit._replace(seq=seq)
+        if self.latch is None or self.latch.rule != "stop":  # a stop from outside may come at any moment
+            self.latch = hit
         self.watchful = True
         return hit
 
@@ -277,7 +298,7 @@ class Budget(Index):
         if answer is None:
             return None
         if not isinstance(answer, Limits):
-            return self._latch(self._limit(Level(name, used, allowed, 0), Action.STOP, ""))
+            return self._latch(self._limit(Level(name, used, allowed, 0), Action.STOP, ""), 0)
         limits = self.limits.changed_by(answer)
         if limits == self.limits:
             return None
@@ -303,18 +324,25 @@ class Budget(Index):
         row = self.row_of(tool)
         if self.latch is not None:
             return self.latch._replace(report=False)
-        hit = self._forbidden(row, at)
+        hit = self._forbidden(row, at) if self.watchful else None
         if hit is None:
-            self.calls += 1
             row.below += 1
-            self._rearm()
+            self.calls += 1
+            if self.calls >= self.call_mark:
+                self._rearm()
         return hit
 
     def untick(self, tool: Tool) -> None:
-        """The call of a run below was not executed: another run forbids it."""
+        """The call of a run below was not executed after all: another run forbids it."""
         self.calls -= 1
         self.row_of(tool).below -= 1
         self._rearm()
+
+    def lift(self) -> None:
+        """Take back the stop that ``tick`` has just led to (observe mode); one from outside stays."""
+        if self.latch is not None and self.latch.rule != "stop":
+            self.latch = None
+            self._rearm()
 
     def _limits_anew(self) -> None:
         """A stop was lifted: limits count from here; the sums go on."""
@@ -339,7 +367,7 @@ class Budget(Index):
         }
 
     def take_budget(self, plain: dict[str, Any]) -> None:
-        """Take back what :meth:`plain_budget` wrote; the functions among the limits are the plan's."""
+        """Take back what ``plain_budget`` wrote; the functions among the limits are the plan's."""
         self.began = msgspec.convert(plain["began"], float | None)
         self.usage = msgspec.convert(plain["usage"], Usage | None)
         if plain["limits"] is not None:

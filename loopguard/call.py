@@ -21,26 +21,29 @@ if TYPE_CHECKING:
 _around: contextvars.ContextVar[Call | None] = contextvars.ContextVar("loopguard_call", default=None)
 
 
+#: Stands for a result that was never set: an object of its own kind, so its outcome is unknown.
+_NOTHING_SET = object()
+
+
 class Call:
     """One call of a tool, asked for by name.
 
-    As a block, sync or async, it ends with the block; :meth:`begin` starts it without one.
+    As a block, sync or async, it ends with the block; ``begin`` starts it without one.
     ``result`` is what the tool gave; set it inside the block.
     ``seq`` is the call's number in the run.
-    ``instead`` is true where ``on_refuse`` gave a value in place of the result: do not execute the tool then,
-    ``result`` holds that value.
+    A block cannot be skipped from within: a refused call raises on entering it, whatever the run's ``on_refuse`` says.
+    A block that ends without a ``result`` has an unknown outcome, which equals nothing.
     """
 
     __slots__ = (
         "_args",
         "_before",
         "_ended",
+        "_result",
         "_guard",
         "_handle",
         "claimed",
         "id",
-        "instead",
-        "result",
         "run",
         "seq",
         "tool",
@@ -50,15 +53,23 @@ class Call:
         self.run = run
         self.tool = str(tool)
         self.id = id
-        self.result: Any = None
+        self._result: Any = _NOTHING_SET
         self.seq = 0
         self.claimed = False
-        self.instead = False
         self._args: tuple[Any, ...] = ({} if args is None else args,)
         self._guard = guard_for(run, self.tool)
         self._handle: Any = None
         self._ended = False
         self._before: Call | None = None
+
+    @property
+    def result(self) -> Any:
+        """What the tool gave; None until it is set."""
+        return None if self._result is _NOTHING_SET else self._result
+
+    @result.setter
+    def result(self, result: Any) -> None:
+        self._result = result
 
     def begin(self) -> Call:
         """Ask for the call.
@@ -75,9 +86,8 @@ class Call:
             run = self.run = around
         seq = run.admit(self._guard, self._args, {}, self.id)
         if seq.__class__ is Instead:
-            self.instead = self._ended = True
-            self.result = seq.value
-            return self
+            self._ended = True
+            raise seq.error
         self.seq = seq
         if self.id is not None and seq:
             if run.report.call_ids is None:
@@ -88,6 +98,8 @@ class Call:
                 self._handle = self._guard.span_with_content(run, seq, self.id, self._args, {})
             else:
                 self._handle = run.spans.start(run.id, self.tool, run.agent, seq, self.id)
+            if run.untold:
+                run.tell_span(seq, self._handle)
         return self
 
     def finish(self, result: Any) -> Any:
@@ -95,13 +107,13 @@ class Call:
         if self._ended:
             return result
         self._ended = True
-        self.result = result
+        self._result = result
         binder = self._guard.binder
         if isinstance(binder, ByName) and not binder.declared and not classify(result)[0]:
             binder.declared = True  # what gives a result exists, whoever named it
             metrics.register_tool(self.tool)
         if self.seq:
-            self.result = self.run.done(self._guard, self.seq, result, self._args, {}, self._handle)
+            self._result = self.run.done(self._guard, self.seq, result, self._args, {}, self._handle)
         self._end_span(None, self.result)
         return self.result
 
@@ -152,7 +164,7 @@ class Call:
         self.run.dispatching -= 1
         self.run.set_direct()
         if error is None:
-            self.finish(self.result)
+            self.finish(self._result)
         elif isinstance(error, asyncio.CancelledError):
             self.abandon(error)
         else:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 #: Containers nested deeper than this have no canonical form (which also ends cycles).
 MAX_DEPTH = 64
 #: Values in one tree beyond which it has no canonical form: writing it would take longer than about a second.
-MAX_VALUES = 1_000_000
+MAX_VALUES = 200_000
 
 #: Types that orjson writes exactly, at the first level of a value.
 SCALARS = frozenset((str, int, bool, type(None)))

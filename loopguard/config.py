@@ -33,6 +33,16 @@ _DEFAULT_TELEMETRY: Final = Telemetry()
 _STRENGTH: Final[dict[Mode, int]] = {"off": 0, "observe": 1, "enforce": 2}
 
 
+def default_policy() -> Policy:
+    """The policy that holds where nobody named one; the same object each time."""
+    return policy_of(None)
+
+
+def no_tools() -> Mapping[str, ToolSpec]:
+    """An empty table of tools."""
+    return MappingProxyType({})
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """What holds for runs that say nothing themselves.
@@ -40,21 +50,21 @@ class Settings:
     Args:
         policy: The policy of runs that name none.
         tools: What is declared about tools by name.
-        store: Where the records of a run live; None = in this process.
-        mode: None = the policy's. ``LOOPGUARD_MODE`` is not in here, see :func:`effective_mode`.
+        store: Where the records of a run live. None and ``"memory://"``: in this process, the only place so far.
+        mode: None = the policy's. ``LOOPGUARD_MODE`` is not in here, see `effective_mode`.
         outside_run: What to do with a guarded tool that is called outside a run.
         on_finding: Called with every finding of every run.
         telemetry: What OpenTelemetry is told.
         limits: None = the policy's.
     """
 
-    policy: Policy = field(default_factory=lambda: policy_of(None))
-    tools: Mapping[str, ToolSpec] = field(default_factory=lambda: MappingProxyType({}))
+    policy: Policy = field(default_factory=default_policy)
+    tools: Mapping[str, ToolSpec] = field(default_factory=no_tools)
     store: str | None = None
     mode: Mode | None = None
     outside_run: OutsideRun = "hint"
     on_finding: Callable[[Finding], None] | None = None
-    telemetry: Telemetry = field(default_factory=lambda: _DEFAULT_TELEMETRY)
+    telemetry: Telemetry = _DEFAULT_TELEMETRY
     limits: Limits | None = None
 
     def with_tools(self, tools: Mapping[str, Any] | str | os.PathLike[str]) -> Settings:
@@ -107,7 +117,7 @@ if hasattr(os, "register_at_fork"):
 def settings() -> Settings:
     """What holds now. Cheap as long as nothing changes: it compares variables and working directory.
 
-    The settings file is read once per working directory; :func:`reset` makes it be read again.
+    The settings file is read once per working directory; `reset` makes it be read again.
 
     Raises:
         PolicyError: The settings file cannot be read or meant. Variables never raise: they are named in the log.
@@ -118,7 +128,7 @@ def settings() -> Settings:
 def known_settings() -> Settings:
     """The settings merged last, without a look at environment and folder. Never raises, and costs next to nothing.
 
-    For calls of tools, where :func:`settings` would cost too much and must not raise. A ``configure`` shows at once.
+    For calls of tools, where `settings` would cost too much and must not raise. A ``configure`` shows at once.
     """
     merged = _config.merged
     if merged is not None:
@@ -140,7 +150,7 @@ def outside(given: Settings | None = None) -> OutsideRun:
 
 
 class Configured:
-    """What :func:`configure` returns: used as a block, it restores at its end what the call changed."""
+    """What `configure` returns: used as a block, it restores at its end what the call changed."""
 
     __slots__ = ("_before", "_names")
 
@@ -167,19 +177,20 @@ class _Unset:
         return "..."
 
 
-_UNSET: Any = _Unset()
+#: Stands for a setting that was left out; None takes back what was said.
+UNCHANGED: Any = _Unset()
 
 
 def configure(
     *,
-    policy: Policy | str | os.PathLike[str] | Mapping[str, Any] | None = _UNSET,
-    tools: Mapping[str, Any] | str | os.PathLike[str] | None = _UNSET,
-    store: str | None = _UNSET,
-    mode: Mode | None = _UNSET,
-    outside_run: OutsideRun | None = _UNSET,
-    on_finding: Callable[[Finding], None] | None = _UNSET,
-    telemetry: Telemetry | Mapping[str, Any] | None = _UNSET,
-    limits: Limits | Mapping[str, Any] | None = _UNSET,
+    policy: Policy | str | os.PathLike[str] | Mapping[str, Any] | None = UNCHANGED,
+    tools: Mapping[str, Any] | str | os.PathLike[str] | None = UNCHANGED,
+    store: str | None = UNCHANGED,
+    mode: Mode | None = UNCHANGED,
+    outside_run: OutsideRun | None = UNCHANGED,
+    on_finding: Callable[[Finding], None] | None = UNCHANGED,
+    telemetry: Telemetry | Mapping[str, Any] | None = UNCHANGED,
+    limits: Limits | Mapping[str, Any] | None = UNCHANGED,
 ) -> Configured:
     """Set what holds for all runs of this process that open from now on.
 
@@ -188,15 +199,15 @@ def configure(
     file speaks again.
 
     Args:
-        policy: A :class:`~loopguard.Policy`, the name of a preset, a TOML file, or a mapping of settings.
-        tools: Tools by name: a mapping of :class:`~loopguard.ToolSpec` or tables, or a TOML file.
-        store: The address of the store that runs share.
+        policy: A `Policy`, the name of a preset, a TOML file, or a mapping of settings.
+        tools: Tools by name: a mapping of `ToolSpec` or tables, or a TOML file.
+        store: ``"memory://"``: runs are kept in this process, as they are without it. This version has no other.
         mode: ``"enforce"``, ``"observe"`` (everything but act) or ``"off"``.
         outside_run: ``"hint"`` says once per tool that a call outside a run is not guarded, ``"ignore"`` is silent,
             ``"raise"`` makes it an error.
         on_finding: Called with every finding; what it raises is logged.
-        telemetry: A :class:`~loopguard.Telemetry`.
-        limits: :class:`~loopguard.Limits` of every run.
+        telemetry: A `Telemetry`.
+        limits: `Limits` of every run.
 
     Raises:
         PolicyError: A value cannot be meant; nothing is changed then.
@@ -219,7 +230,7 @@ def configure(
         "limits": limits,
     }
     given = {
-        name: None if value is None else _CHECKS[name](value) for name, value in asked.items() if value is not _UNSET
+        name: None if value is None else _CHECKS[name](value) for name, value in asked.items() if value is not UNCHANGED
     }
     with _config.lock:
         before = _config.given
@@ -289,7 +300,7 @@ def origins() -> list[Origin]:
     """Every setting with where it came from.
 
     Raises:
-        PolicyError: As :func:`settings`.
+        PolicyError: As `settings`.
     """
     with _config.lock:
         merged = _merge()

@@ -57,6 +57,7 @@ class Engine(Ladder):
         if entry is None:
             if len(keys) >= self.sweep_at:
                 self.sweep()
+                keys = self.keys
             entry = keys[key] = Entry(key, row, kind, target)
             if self.watchful or bound.floor <= 1:
                 hit = self._verdict(entry, bound, at, round_)
@@ -71,7 +72,8 @@ class Engine(Ladder):
                 self.round = round_
                 self.joinable = True
         elif not self.joinable:
-            self.round += 1
+            round_ = self.round + 1
+            self.round = seq if round_ == seq else round_  # one number in memory instead of two equal ones
             self.joinable = True
         entry.flight += 1
         row.calls += 1
@@ -82,16 +84,30 @@ class Engine(Ladder):
         return seq
 
     def override(
-        self, at: float | None, bound: Bound, kind: int, key: int, target: int = 0, round_: int | None = None
+        self,
+        at: float | None,
+        bound: Bound,
+        kind: int,
+        key: int,
+        target: int = 0,
+        round_: int | None = None,
+        seq: int | None = None,
     ) -> int:
-        """The attempt just refused is executed after all (observe mode, a person's word). Returns its number.
+        """A refused attempt is executed after all (observe mode, a person's word). Returns its number.
+
+        ``seq`` is the number of the attempt; None is the last one.
 
         Its refusal does not count as one: the sum of executed and refused attempts stays what it would have been.
         """
-        self.latch = None
-        self.books.unrefuse(self.seq)
+        if seq is None:
+            seq = self.seq
+        if self.latch is not None and self.latch.seq == seq:
+            self.latch = None
+            bound.row.stopped -= 1
+        else:
+            bound.row.refused -= 1
+        self.books.unrefuse(seq)
         self.totals["refused"] -= 1
-        bound.row.refused -= 1
         entry = self.keys.get(key)
         if entry is None:
             entry = self.keys[key] = Entry(key, bound.row, kind, target)
@@ -104,13 +120,18 @@ class Engine(Ladder):
         bound.row.calls += 1
         self.calls += 1
         self._rearm()
-        self.open[self.seq] = (entry, bound, self.round, at)
-        return self.seq
+        self.open[seq] = (entry, bound, self.round, at)
+        return seq
 
     def withdraw(self, seq: int) -> None:
         """An admitted call is refused after all, by a run above: it was not executed and counts as refused."""
-        entry, bound, _, _ = self.open.pop(seq)
+        call = self.open.pop(seq, None)
+        if call is None:  # its lease ran out meanwhile
+            return
+        entry, bound, round_, _ = call
         self.release(entry)
+        if round_ == self.round:
+            self.joinable = False
         self.calls -= 1
         bound.row.calls -= 1
         bound.row.refused += 1
@@ -166,7 +187,7 @@ class Engine(Ladder):
         changed: bool = True,
         ended: bool = False,
     ) -> Hit | None:
-        """:meth:`end` for a caller that took the call out of ``open`` itself, to look at it."""
+        """``end`` for a caller that took the call out of ``open`` itself, to look at it."""
         if call is None:
             call = self._late(seq, status)
             if call is None:
@@ -194,7 +215,7 @@ class Engine(Ladder):
             if outcome != old.outcome and not masked:
                 armed = 18 if old.n > n - self.window else 16  # ANY | SAME_CALL
                 entry.flips += 1
-                entry.mixed_at = -1
+                entry.mixed_at = entry.soft_at = -1
                 entry.compaction = self.compactions
             else:
                 armed = self._compare(entry, old, n, status, outcome, masked, prev_masked)
@@ -205,6 +226,8 @@ class Engine(Ladder):
             if armed >= _FREE:
                 armed -= _FREE
                 free = True
+            elif soft:
+                entry.soft_at = n
         elif self.compactions:
             entry.compaction = self.compactions
         row = bound.row
@@ -225,6 +248,7 @@ class Engine(Ladder):
             free,
             masked,
             ended,
+            old.since if old is not None and (armed == 19 or free) else at,
         )
         self.history.append(op)
         if old is not None:
@@ -232,11 +256,10 @@ class Engine(Ladder):
                 entry.ops = [old] if free and entry.ops is None else entry.ops if free else None
             else:
                 self._append(entry, old, op)
-        if kind == 0 and not free:
-            entry.unknowns = self.unknowns = self.unknowns + 1
-        elif not free:
-            entry.unknowns = self.unknowns
-            if kind == 3:
+        if not free:
+            if kind == 0:
+                self.last_unknown = n
+            elif kind == 3:
                 self.last_poll = n
         if self.keeps:
             armed |= self._keep(entry, op)
@@ -250,9 +273,9 @@ class Engine(Ladder):
             self._restart(n - 1)
         rules = bound.after[armed]
         if self.limit_due:
-            hit = self._judge(rules, entry, at, op)
+            hit = self._judge(rules, entry, at, op, bound)
             return self.limit_warning(row.name, at) if hit is None else hit
-        return self._judge(rules, entry, at, op) if rules else None
+        return self._judge(rules, entry, at, op, bound) if rules else None
 
     def _compare(
         self, entry: Entry, old: Operation, n: int, status: int, outcome: int, masked: int, prev_masked: int
@@ -272,7 +295,7 @@ class Engine(Ladder):
                 armed = 19 + _SOFT
         if armed < 19:
             entry.flips += 1
-            entry.mixed_at = -1
+            entry.mixed_at = entry.soft_at = -1
             entry.compaction = self.compactions
             return armed
         entry.flips = 0
@@ -280,7 +303,8 @@ class Engine(Ladder):
             # A free repetition is no evidence: it takes no place in the row, and no rule speaks because of it.
             entry.compaction = self.compactions
             return armed + _FREE - 1
-        if self.unknowns > entry.unknowns:
+        # What lies before a free repetition lies between the operations of the row around it.
+        if self.last_unknown > (entry.ops[-1].n if old.free and entry.ops else old.n):
             entry.mixed_at = n
         return armed
 
@@ -388,7 +412,9 @@ class Engine(Ladder):
     def stop(self, reason: str) -> Hit:
         """End the run from outside."""
         evidence = Evidence(("stop", reason), 0, 0, 0, (), 0, 0, 0, False)
-        return self._latch(Hit("stop", Action.STOP, "", evidence, 0, 0, True))
+        self.latch = Hit("stop", Action.STOP, "", evidence, 0, 0, True)
+        self.watchful = True
+        return self.latch
 
     def resume(self) -> None:
         """Lift the stop; evidence and books start anew, totals stay."""

@@ -15,7 +15,7 @@ from loopguard.errors import PolicyError
 from loopguard.policy import MODES, Mode, Policy, nearest
 from loopguard.rules import Repeat, Rule
 from loopguard.settings_file import policy_of
-from loopguard.tables import mode_of
+from loopguard.tables import STORE_NOTE, STORES, hidden_address, mode_of
 
 MODE: Final = "LOOPGUARD_MODE"
 POLICY: Final = "LOOPGUARD_POLICY"
@@ -28,7 +28,7 @@ RUNGS: Final = {
     "LOOPGUARD_REFUSE_AFTER": "refuse_after",
     "LOOPGUARD_STOP_AFTER": "stop_after",
 }
-#: What :func:`snapshot` reads. Mode and key are looked up where they are needed.
+#: What `snapshot` reads. Mode and key are looked up where they are needed.
 NAMES: Final = (POLICY, SENSITIVITY, *RUNGS, STORE)
 
 _SENSITIVITIES: Final = ("low", "normal", "high")
@@ -67,7 +67,7 @@ def parse(values: tuple[str | None, ...], base: Policy | None) -> Environment:
     """What these values say.
 
     Args:
-        values: From :func:`snapshot`. An empty value counts as not set.
+        values: From `snapshot`. An empty value counts as not set.
         base: The policy of the settings file, which sensitivity and thresholds change. None = the default.
     """
     given = {name: value.strip() for name, value in zip(NAMES, values, strict=True) if value and value.strip()}
@@ -85,10 +85,14 @@ def parse(values: tuple[str | None, ...], base: Policy | None) -> Environment:
         if changed is not None:
             policy = changed
             policy_from += variables
+    store = given.get(STORE)
+    if store is not None and store not in STORES:
+        complaints.append(Complaint(f"{STORE}={hidden_address(store)!r}", STORE_NOTE))
+        store = None
     return Environment(
         policy=policy if policy_from else None,
         policy_from=tuple(policy_from),
-        store=given.get(STORE),
+        store=store,
         complaints=tuple(complaints),
     )
 

@@ -25,6 +25,7 @@ __all__ = [
     "keyed_hex",
     "outcome_digest",
     "secret_form",
+    "stored",
     "text_parts",
 ]
 
@@ -36,7 +37,7 @@ _PIECE = 1 << 14
 # Text and structures have different seeds: the text '[1]' and the list [1] are different outcomes.
 _STRUCTURE = 0x9E3779B97F4A7C15
 _EMPTY_FORMS = frozenset((b"null", b'""', b"[]", b"{}", b"!set()", b"!deque([])", b"!bytes(0:)"))
-#: Canonical for a tuple of `SCALARS`; a TypeError asks for :func:`arguments`.
+#: Canonical for a tuple of `SCALARS`; a TypeError asks for ``arguments``.
 dumps = orjson.dumps
 # Content blocks that carry no text and name no type (Gemini's form).
 _BINARY = frozenset(("inline_data", "inlineData", "file_data", "fileData"))
@@ -53,11 +54,14 @@ def arguments(values: tuple[object, ...]) -> tuple[bytes, bool]:
         An argument without canonical form stands as the name of its type; the bytes are then not exact, and
         evidence that rests on them may warn but not refuse.
     """
-    for value in values:
-        if type(value) not in SCALARS:
-            break
-    else:
-        return scalars(values)
+    try:
+        for value in values:
+            if type(value) not in SCALARS:
+                break
+        else:
+            return scalars(values)
+    except Exception:  # noqa: BLE001 - a metaclass may have a hostile hash
+        return b"[" + b",".join(b"!type(" + quoted(class_name(type(value))) + b")" for value in values) + b"]", False
     whole = canonical(values)
     if whole is not None:
         return whole, True
@@ -188,7 +192,7 @@ def _parts(result: Any) -> str | None:
     if type(result) in SCALARS:
         return None
     for name in ("parts", "content", "text"):
-        value = _stored(result, name)
+        value = stored(result, name)
         if isinstance(value, str):
             return value
         if isinstance(value, list):
@@ -204,10 +208,10 @@ def _joined(blocks: list[Any] | tuple[Any, ...]) -> str | None:
         if isinstance(block, str):
             texts.append(block)
             continue
-        kind = _stored(block, "type")
-        text = _stored(block, "text")
+        kind = stored(block, "type")
+        text = stored(block, "text")
         if text is None:  # an embedded resource holds its text one level down
-            text = _stored(_stored(block, "resource"), "text")
+            text = stored(stored(block, "resource"), "text")
         if isinstance(text, str):
             texts.append(text)
         elif not isinstance(kind, str) and not _BINARY.intersection(block if isinstance(block, dict) else ()):
@@ -216,7 +220,7 @@ def _joined(blocks: list[Any] | tuple[Any, ...]) -> str | None:
     return "\n".join(texts) if marked else None
 
 
-def _stored(value: Any, name: str) -> Any:
+def stored(value: Any, name: str) -> Any:
     """A field of a mapping or object that can be read without running its code, or None."""
     if isinstance(value, dict):
         return value.get(name)

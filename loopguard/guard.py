@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Args = tuple[Any, ...]
 Kwargs = Mapping[str, Any]
-#: What :meth:`Engine.end` takes after the call's number.
+#: What ``Engine.end`` takes after the call's number.
 Outcome = tuple[Any, ...]
 #: Text of more characters is not compared with volatile text taken out, unless the tool declares ``volatile``.
 MASKED_TEXT = 16_384
@@ -59,7 +59,7 @@ class Facts(NamedTuple):
 
 
 class ByName:
-    """A :class:`MappingBinder` under the signature of a :class:`Binder`: the mapping is the only argument."""
+    """A ``MappingBinder`` under the signature of a ``Binder``: the mapping is the only argument."""
 
     __slots__ = ("_binder", "declared", "edits", "fixed_kind", "target_name")
 
@@ -72,27 +72,27 @@ class ByName:
         self.target_name = binder.target_name
 
     def key(self, args: Args, kwargs: Kwargs, secret: bytes = b"") -> Args:
-        """See :meth:`Binder.key`."""
+        """See ``Binder.key``."""
         return self._binder.key(args[0], secret)
 
     def whole(self, args: Args, kwargs: Kwargs, secret: bytes = b"") -> Args:
-        """See :meth:`Binder.whole`."""
+        """See ``Binder.whole``."""
         return self._binder.whole(args[0], secret)
 
     def named(self, args: Args, kwargs: Kwargs) -> dict[str, Any]:
-        """See :meth:`Binder.named`."""
+        """See ``Binder.named``."""
         return self._binder.named(args[0])
 
     def target(self, args: Args, kwargs: Kwargs) -> str | None:
-        """See :meth:`Binder.target`."""
+        """See ``Binder.target``."""
         return self._binder.target(args[0])
 
     def file(self, args: Args, kwargs: Kwargs) -> str | None:
-        """See :meth:`Binder.file`."""
+        """See ``Binder.file``."""
         return self._binder.file(args[0])
 
     def kind(self, args: Args, kwargs: Kwargs) -> Kind:
-        """See :meth:`Binder.kind`."""
+        """See ``Binder.kind``."""
         return self._binder.kind(args[0])
 
     def suggestion(self, args: Args, kwargs: Kwargs) -> str | None:
@@ -159,17 +159,19 @@ class Guard:
 
     def outcome_of(self, run: Run, seq: int, result: Any) -> Outcome:
         """What the engine is told about a returned result."""
-        if result.__class__ is Stream:
+        if type(result) is Stream:
             run.keep_excerpt(seq, "")
             return 0, result.outcome()
         policy = run.policy
-        status, nothing = self._classify(result)
+        # By type: ``isinstance`` may run code of a hostile ``__class__``, and a subclass of ``str`` code of its own.
+        text: str | None = str.__str__(result) if issubclass(type(result), str) else None
+        status, nothing = self._classify(result if text is None else text)
         seed = run.seed
-        run.keep_excerpt(seq, result if isinstance(result, str) else "")
+        run.keep_excerpt(seq, text or "")
         if status:
-            text = result_error_text(result)
-            run.keep_excerpt(seq, text)
-            return self._failure(run, text, None, outcome_digest(result, seed))
+            said = result_error_text(result)
+            run.keep_excerpt(seq, said)
+            return self._failure(run, said, None, outcome_digest(result, seed))
         parts = text_parts(result) if policy.text_parts else None
         raw = outcome_digest(result if parts is None else parts, seed)
         if not policy.masking:
@@ -182,9 +184,9 @@ class Guard:
         masked = (0, 0)
         if self.spec.volatile:
             raw = self._without_volatile(result, raw, seed)
-        elif before is not None and before.outcome != raw and not before.status and isinstance(result, str):
-            masked = self.masked(run, before, result)
-        changed = not (kind == Kind.WRITE and isinstance(result, str) and nothing_changed(result))
+        elif before is not None and before.outcome != raw and not before.status and text is not None:
+            masked = self.masked(run, before, text)
+        changed = not (kind == Kind.WRITE and text is not None and nothing_changed(text))
         ended = kind == Kind.POLL and self._ended(result)
         return 0, raw, 0, *masked, 0, changed, ended
 
@@ -255,12 +257,21 @@ class Guard:
 
     # -- for messages -----------------------------------------------------------------------------------------------
 
-    def target(self, args: Args, kwargs: Kwargs) -> tuple[str, str] | None:
-        """Name and text of what the call is about, for texts that stay in the process; None if it is secret."""
-        text = self.without_secrets(self.binder.target(args, kwargs), args, kwargs)
+    def target(self, args: Args, kwargs: Kwargs, declared: bool = False) -> tuple[str, str] | None:
+        """Name and text of what the call is about, for texts that stay in the process; None if it is secret.
+
+        With ``declared``, only what the tool itself named; else the first text among the arguments will do.
+        """
+        name, text = self.binder.target_name or "target", self.binder.target(args, kwargs)
+        if text is None and not self.spec.primary and not declared:
+            # Nothing was declared: the first text among the arguments says most about the call.
+            left_out = self.spec.without | self.spec.secret
+            texts = (pair for pair in self.binder.named(args, kwargs).items() if type(pair[1]) is str and pair[1])
+            name, text = next((pair for pair in texts if pair[0] not in left_out), (name, None))
+        text = self.without_secrets(text, args, kwargs)
         if text is None:
             return None
-        return self.binder.target_name or "target", text if len(text) <= _TARGET_SIZE else text[:_TARGET_SIZE] + "…"
+        return name, text if len(text) <= _TARGET_SIZE else text[:_TARGET_SIZE] + "…"
 
     def suggestion(self, args: Args, kwargs: Kwargs) -> str | None:
         """What the tool itself suggests."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from types import MemberDescriptorType
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -17,9 +18,13 @@ HIDDEN = "[secret]"
 _BEGINNING = 12
 # ... and so much of it at the end of a text.
 _TAIL = 4
+# A word of a secret that is at least so long is one itself.
+_WORD = 8
 # Arguments are looked through so far for secrets that nobody declared.
 _DEPTH = 8
 _MOST = 10_000
+# Classes whose fields are values: dataclasses, pydantic, attrs, msgspec.
+_MODELS = ("__dataclass_fields__", "model_fields", "__attrs_attrs__", "__struct_fields__")
 
 
 def secrets_of(named: Mapping[str, Any], declared: frozenset[str]) -> list[str] | None:
@@ -56,15 +61,32 @@ def without_secrets(text: str, secrets: Iterable[str]) -> str:
     return text
 
 
-def _forms(secret: str) -> Iterator[str]:
-    """How a secret looks in plain text, in a ``repr``, in JSON, and in a URL."""
+def _parts(secret: str) -> Iterator[str]:
+    """The secret, without the white space around it, and its longer words: "Bearer abc" is shown as "abc"."""
     yield secret
-    yield repr(secret)[1:-1]
-    yield json.dumps(secret)[1:-1]
-    yield json.dumps(secret, ensure_ascii=False)[1:-1]
-    raw = secret.encode("utf-8", "surrogatepass")
-    yield quote(raw, safe="")
-    yield quote_plus(raw)
+    stripped = secret.strip()
+    if stripped:
+        yield stripped
+    words = stripped.split()
+    if len(words) > 1:
+        yield from (word for word in words if len(word) >= _WORD)
+    if len(stripped) >= 2 * _BEGINNING:
+        yield stripped[-_BEGINNING:]  # services show the end of a key
+
+
+def _forms(whole: str) -> Iterator[str]:
+    """How a secret looks in plain text, in a ``repr``, in JSON, in a URL, and in another case."""
+    for secret in _parts(whole):
+        yield secret
+        yield repr(secret)[1:-1]
+        yield json.dumps(secret)[1:-1]
+        yield json.dumps(secret, ensure_ascii=False)[1:-1]
+        raw = secret.encode("utf-8", "surrogatepass")
+        yield quote(raw, safe="")
+        yield quote_plus(raw)
+        if len(secret) >= _WORD:
+            yield secret.lower()
+            yield secret.upper()
 
 
 def _replaced(text: str, secret: str) -> str:
@@ -86,6 +108,16 @@ def _replaced(text: str, secret: str) -> str:
     return "".join([*parts, rest])
 
 
+def _slots(kind: type) -> Iterator[str]:
+    """The fields of a class without a ``__dict__``."""
+    for base in kind.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            # Only what is stored is read: a property may do anything.
+            if isinstance(base.__dict__.get(name), MemberDescriptorType):
+                yield name
+
+
 def _wrapped(values: Iterable[Any]) -> list[str]:
     """What stands inside ``SecretStr`` and its kin, however deep in containers and models."""
     found: list[str] = []
@@ -104,8 +136,9 @@ def _wrapped(values: Iterable[Any]) -> list[str]:
                 following += value.values()
             elif isinstance(value, (list, tuple, set, frozenset)):
                 following += value
-            elif hasattr(type(value), "__dataclass_fields__") or hasattr(type(value), "model_fields"):
+            elif any(hasattr(type(value), mark) for mark in _MODELS):
                 following += getattr(value, "__dict__", {}).values()
+                following += [getattr(value, name, None) for name in _slots(type(value))]
         level = following
         if not level:
             break

@@ -46,7 +46,7 @@ class Trigger(IntFlag):
 class Row:
     """What is known about one tool: its last outcome, and totals for limits."""
 
-    __slots__ = ("below", "calls", "last", "name", "refused", "tool")
+    __slots__ = ("below", "calls", "last", "name", "refused", "stopped", "tool", "wasted")
 
     def __init__(self, tool: Tool, name: str) -> None:
         self.tool = tool
@@ -56,7 +56,11 @@ class Row:
         #: Calls executed in this run, and in the runs below it.
         self.calls = 0
         self.below = 0
+        #: Attempts that were refused, and attempts after which the run was over.
         self.refused = 0
+        self.stopped = 0
+        #: Executed calls that repeated what was warned about.
+        self.wasted = 0
 
 
 class Entry(msgspec.Struct, gc=False):
@@ -79,8 +83,8 @@ class Entry(msgspec.Struct, gc=False):
     flips: int = 0
     #: ``n`` of the latest match before which another call of unknown kind was executed.
     mixed_at: int = -1
-    #: How many operations of unknown kind there were up to the last one of this call.
-    unknowns: int = 0
+    #: ``n`` of the latest match that rests on masking.
+    soft_at: int = -1
     #: The compaction after which this call used its free repetition.
     compaction: int = 0
 
@@ -102,6 +106,7 @@ class Index:
         "keeps",
         "keys",
         "last_poll",
+        "last_unknown",
         "n",
         "repeated",
         "reset_at",
@@ -109,7 +114,6 @@ class Index:
         "rows",
         "seen",
         "sweep_at",
-        "unknowns",
         "window",
     )
 
@@ -144,8 +148,8 @@ class Index:
         #: Edits of this target up to this operation are forgotten (a recoverable error).
         self.cleared: dict[int, int] = {}
         self.last_poll = 0
-        #: Operations of unknown kind so far.
-        self.unknowns = 0
+        #: The latest operation of unknown kind: it may have changed anything.
+        self.last_unknown = 0
 
     # -- what rules read --------------------------------------------------------------------------------------------
 
@@ -200,11 +204,12 @@ class Index:
     def sweep(self) -> None:
         """Forget calls that slid out of the window. Costs O(1) per call, since it waits for a quarter of a window."""
         last = self.n - self.window
-        keys = self.keys
-        for key in [
-            key for key, entry in keys.items() if not entry.flight and (entry.op is None or entry.op.n <= last)
-        ]:
-            del keys[key]
+        # A new dict: deleting from the old one would leave its gaps in memory.
+        self.keys = keys = {
+            key: entry
+            for key, entry in self.keys.items()
+            if entry.flight or (entry.op is not None and entry.op.n > last)
+        }
         if self.seen:
             for key, ops in list(self.seen.items()):
                 trim(ops, last)

@@ -48,7 +48,7 @@ _COMMAND_ARGUMENTS = ("command", "cmd", "commands", "script", "code", "input", "
 _STATEMENT_ARGUMENTS = ("query", "sql", "statement", "command", "q", "code")
 
 # Longer texts are judged by their beginning, so that a pasted file cannot make a call slow.
-_LOOKED_AT = 20_000
+_LOOKED_AT = 6_000
 _ARGUMENTS = 2_000
 _CACHED = 4_096
 # How deep `$(... $(...))` and `bash -c "bash -c ..."` are followed.

@@ -36,18 +36,18 @@ class Ladder(Budget):
 
     __slots__ = (
         "bounds",
+        "broken",
         "joinable",
         "quiet_rule",
         "quiet_until",
         "round",
-        "seq",
     )
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self.bounds: dict[str, Bound] = {}
-        #: Attempts so far; the number of a call.
-        self.seq = 0
+        #: Rules that raised, with what they raised.
+        self.broken: list[tuple[Rule, Exception]] = []
         self.round = 0
         #: The current round takes in further calls: one of it is in flight and none has ended.
         self.joinable = False
@@ -92,7 +92,7 @@ class Ladder(Budget):
         for rule in bound.all:
             if entry.kind in rule.skips or self.plan.scope_run:
                 continue
-            evidence = rule.evidence(self, entry, at)
+            evidence = self._asked(rule, entry, at)
             if evidence is not None:
                 self._climb(rule, evidence, self._flight(entry) if evidence.in_flight else 0, own, met)
         for rule, before in list(self.over.values()):
@@ -119,14 +119,29 @@ class Ladder(Budget):
             for ledger in ledgers:
                 again = ledger.refuse(round_now, self.seq) or again
         also = tuple(item[1].name for item in met[1:])
-        hit = Hit(rule.name, action, tool, evidence, threshold, refused, report, also)
+        hit = Hit(rule.name, action, self._tool_of(evidence, entry), evidence, threshold, refused, report, also)
         if action is Action.STOP:
-            self._latch(hit)
+            self._latch(hit, self.seq)
         if again:
             self.books.refused_again(entry.key)
         if again and action is Action.REFUSE:
             self.books.follow(rule.name, Action.REFUSE, entry.key)
         return self._refuse(entry, hit)
+
+    def _asked(self, rule: Rule, entry: Entry, at: float | None, operation: Operation | None = None) -> Evidence | None:
+        """What the rule sees. One that raises is left out from then on; the others go on."""
+        if self.broken and any(rule is other for other, _ in self.broken):
+            return None
+        try:
+            return rule.evidence(self, entry, at, operation)
+        except Exception as error:  # noqa: BLE001 - a rule may be the user's
+            self.broken.append((rule, error))
+            return None
+
+    def _tool_of(self, evidence: Evidence, entry: Entry) -> str:
+        """The tool that the evidence is about; with scope "run" that need not be the one that is asked for."""
+        about = self.keys.get(evidence.key)
+        return entry.row.name if about is None else about.row.name
 
     def _climb(
         self,
@@ -177,11 +192,14 @@ class Ladder(Budget):
         return self._ask_first(level, tool) or self._end_of(level, tool)
 
     def _refuse(self, entry: Entry, hit: Hit) -> Hit:
-        entry.row.refused += 1
+        if hit.action is Action.STOP:
+            entry.row.stopped += 1
+        else:
+            entry.row.refused += 1
         self.totals["refused"] += 1
         if not entry.flight and entry.op is None:
             self.keys.pop(entry.key, None)
-        return hit
+        return hit._replace(seq=self.seq)
 
     def _not_asked(self, entry: Entry, hit: Hit) -> Hit:
         """A handoff comes first: this attempt is none, and is made again when there is an answer."""
@@ -192,17 +210,19 @@ class Ladder(Budget):
 
     # -- after a call -----------------------------------------------------------------------------------------------
 
-    def _judge(self, arms: tuple[Rule, ...], entry: Entry, at: float | None, operation: Operation) -> Hit | None:
+    def _judge(
+        self, arms: tuple[Rule, ...], entry: Entry, at: float | None, operation: Operation, bound: Bound
+    ) -> Hit | None:
         """What the operation just taken in completes: the most specific warning, the others named beside it."""
         hits: list[tuple[Rule, Evidence]] = []
         looped = wasted = False
         for rule in arms:
             if entry.kind in rule.skips:
                 continue
-            evidence = rule.evidence(self, entry, at, operation)
+            evidence = self._asked(rule, entry, at, operation)
             if evidence is None:
                 continue
-            if self.plan.scope_run:
+            if self.plan.scope_run and bound.all:
                 rung = min((r for r in (evidence.refuse, evidence.stop) if r), default=0)
                 if rung and evidence.done >= rung:
                     self.over[evidence.pattern] = (rule, evidence)
@@ -222,6 +242,7 @@ class Ladder(Budget):
         if wasted:
             totals["wasted"] += 1
             totals["wasted_s"] += operation.took
+            entry.row.wasted += 1
         if not hits:
             return None
         for rule, evidence in hits:
@@ -231,11 +252,10 @@ class Ladder(Budget):
         totals["warned"] += 1
         if not wasted:
             totals["wasted"] += evidence.done - 1
+            entry.row.wasted += evidence.done - 1
             totals["wasted_s"] += evidence.wasted_s
         also = tuple(other.name for other, _ in hits[1:])
-        tool = entry.row.name
-        if evidence.key != entry.key and evidence.key in self.keys:
-            tool = self.keys[evidence.key].row.name
+        tool = self._tool_of(evidence, entry)
         return Hit(rule.name, Action.WARN, tool, evidence, evidence.warn, 0, True, also)
 
     def _progress(self, entry: Entry, outcome: int, armed: int) -> None:
@@ -263,4 +283,14 @@ class Ladder(Budget):
     def repeats(self, at: float | None) -> list[tuple[Rule, Evidence]]:
         """All live patterns of the rule named ``repeat``. O(window)."""
         rule = next((rule for rule in self.plan.policy.rules if rule.name == "repeat"), None)
-        return [] if rule is None else [(rule, evidence) for evidence in rule.scan(self, at)]
+        if rule is not None and not rule.own_row:
+            return [(rule, evidence) for evidence in rule.scan(self, at)]
+        found = []
+        for entry in list(self.keys.values()):
+            rules = self.plan.rules_for(entry.row.tool).all
+            own = next((rule for rule in rules if rule.name == "repeat"), None)
+            if own is not None and entry.kind not in own.skips:
+                evidence = own.evidence(self, entry, at)
+                if evidence is not None and evidence.done:
+                    found.append((own, evidence))
+        return found

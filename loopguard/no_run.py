@@ -19,7 +19,6 @@ class NoCall:
     """A call that nobody watches."""
 
     seq = 0
-    instead = False
 
     def __init__(self, result: Any = None) -> None:
         self.result = result

@@ -36,7 +36,7 @@ DEFAULT_IGNORED = frozenset(
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``" Did you mean 'x'?"`` for the nearest known word, or ``""``."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
@@ -74,14 +74,17 @@ def checked(tool: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def names(tool: str, option: str, value: Any) -> tuple[str, ...]:
+_NAMES: Final = "give the name of a parameter, or several"
+
+
+def names(tool: str, option: str, value: Any, wanted: str = _NAMES) -> tuple[str, ...]:
     """One name or several, in order and each once."""
     values = (value,) if isinstance(value, str) else value
     if not isinstance(values, Iterable) or isinstance(values, Mapping):
-        raise _wrong(tool, option, value, "give the name of a parameter, or several")
+        raise _wrong(tool, option, value, wanted)
     values = tuple(dict.fromkeys(sorted(values) if isinstance(values, set | frozenset) else values))
     if not all(isinstance(name, str) and name for name in values):
-        raise _wrong(tool, option, value, "give the name of a parameter, or several")
+        raise _wrong(tool, option, value, wanted)
     return values
 
 
@@ -186,7 +189,7 @@ def _exceptions(tool: str, option: str, value: Any) -> tuple[type[BaseException]
 def _volatile(tool: str, option: str, value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
-    patterns = names(tool, option, value)
+    patterns = names(tool, option, value, "give fields or regular expressions as texts, or True or False")
     for pattern in patterns:
         try:
             re.compile(pattern)
@@ -202,12 +205,6 @@ def _seconds(tool: str, option: str, value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         raise _wrong(tool, option, value, "give a number of seconds, 0 or more")
     return float(value)
-
-
-def _flag(tool: str, option: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _wrong(tool, option, value, "give True or False")
-    return value
 
 
 def _text(tool: str, option: str, value: Any) -> str | None:
@@ -226,7 +223,7 @@ def _rules(tool: str, option: str, value: Any) -> tuple[Any, ...]:
     if value is None:
         return ()
     if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
-        raise _wrong(tool, option, value, "give rules, such as (Failing(refuse_after=0),)")
+        raise _wrong(tool, option, value, "give rules, such as (Failing.off(),)")
     return tuple(value)
 
 
@@ -234,7 +231,8 @@ def _choice(*known: str, or_function: bool = True) -> Callable[[str, str, Any], 
     def check(tool: str, option: str, value: Any) -> Any:
         if value is None or (isinstance(value, str) and value in known) or (or_function and callable(value)):
             return value
-        wanted = f"it is {', '.join(map(repr, known))}{' or a function' if or_function else ''}"
+        texts = ", ".join(map(repr, known))
+        wanted = "it is " + " or ".join(part for part in (texts, "a function" if or_function else "") if part)
         hint = did_you_mean(value, known) if isinstance(value, str) else ""
         raise _wrong(tool, option, value, f"{wanted}{'.' if hint else ''}{hint}")
 
@@ -257,7 +255,6 @@ CHECKS: Final[Mapping[str, Callable[[str, str, Any], Any]]] = {
     "volatile": _volatile,
     "patience": _seconds,
     "running": _predicate,
-    "once": _flag,
     "suggestion": _text,
     "warn_after": _rung,
     "refuse_after": _rung,
@@ -266,5 +263,5 @@ CHECKS: Final[Mapping[str, Callable[[str, str, Any], Any]]] = {
     "mode": _choice("enforce", "observe", "off", or_function=False),
     "on_warn": _choice("queue", "append"),
     "on_refuse": _choice("raise", "return"),
-    "on_stop": _choice("raise", "end"),
+    "on_stop": _choice(),
 }

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from loopguard.canonical import canonical, class_name
-from loopguard.fingerprint import text_parts
+from loopguard.fingerprint import stored, text_parts
 from loopguard.masking import mask, template
 from loopguard.records import ErrorClass, Status
 
@@ -248,7 +248,7 @@ def _is_error(value: Any) -> bool:
 def _field(result: Any, name: str) -> Any:
     if isinstance(result, (dict, MappingProxyType)):
         return result.get(name)
-    return getattr(result, name, None)
+    return stored(result, name)
 
 
 def _failure_text(result: Any, *, exit_code: bool = True) -> str | None:

@@ -23,7 +23,8 @@ class _Place:
 
     def __init__(self, tool: str) -> None:
         self.count = metrics.register_tool(tool)
-        self.said = False
+        #: The settings under which it was said, or was to be kept silent.
+        self.said: object = None
 
 
 _places: dict[Guard, _Place] = {}
@@ -53,15 +54,16 @@ def outside_run(guard: Guard, run: Run | None) -> Run | Traced | None:
             _places.clear()
         place = _places[guard] = _Place(guard.tool.name)
     place.count.value += 1
-    if not place.said:
-        what = config.outside()
-        if what == "raise":
-            raise LoopguardError(wording.outside_text(guard.tool.name))
-        place.said = True
-        if what == "hint":
-            logs.logger.warning("loopguard: %s", wording.outside_text(guard.tool.name))
+    settings = config.known_settings()
+    if place.said is not settings:  # not said yet, or the settings changed since
+        if settings.outside_run == "raise":
+            raise LoopguardError(wording.outside_error(guard.tool.name))
+        hint = place.said is None and settings.outside_run == "hint"
+        place.said = settings
+        if hint:
+            logs.warning("loopguard: %s", wording.outside_text(guard.tool.name))
     if "opentelemetry.sdk.trace" in sys.modules:
-        spans = lookup.spans_for_run(config.known_settings().telemetry)
+        spans = lookup.spans_for_run(settings.telemetry)
         if spans is not None:
             return Traced(spans, guard)
     return None

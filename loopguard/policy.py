@@ -11,7 +11,9 @@ from loopguard.errors import PolicyError
 from loopguard.index import Trigger
 from loopguard.records import Tool
 from loopguard.rules import RULES, FailingTally, Limits, Off, RepeatTally, Rule, SameCall
+from loopguard.rules.poll import Poll
 from loopguard.rules.repeat import Repeat
+from loopguard.wording import learn
 
 Mode = Literal["enforce", "observe", "off"]
 Scope = Literal["pattern", "run"]
@@ -26,7 +28,8 @@ class Policy:
 
     Args:
         rules: Rules that replace those of the same name in the default policy; ``Repeat.off()`` removes one.
-        sensitivity: Moves the default along one frontier: ``"low"``, ``"normal"`` or ``"high"``.
+        sensitivity: ``"low"``, ``"normal"`` or ``"high"``; it is for rules that weigh evidence. Those of this version
+            count, and none of them reads it.
         mode: ``"enforce"``, ``"observe"`` (everything but act) or ``"off"``.
         limits: Limits of every run; None = the default, which warns at 1,000 calls and never stops.
         stop_scope: ``"pattern"`` refuses the call that repeats, ``"run"`` whatever comes next.
@@ -39,7 +42,7 @@ class Policy:
         masking: Errors are compared as templates, volatile text is masked.
         kinds: Kinds of tools are used (a write is identified by its whole input).
         text_parts: Results of several parts are compared by their text alone.
-        signature: A :class:`~loopguard.ToolSignature` for tools that cannot be decorated.
+        signature: A ``ToolSignature`` for tools that cannot be decorated.
 
     Raises:
         PolicyError: For a policy that can never fire, refuses without an end, or has rungs out of order.
@@ -62,7 +65,7 @@ class Policy:
     signature: Any = field(default=None, compare=False)
 
     def __init__(self, *rules: Rule | Off, **settings: Any) -> None:
-        self._set(_merge(_defaults(), rules), settings)
+        self._set(_merge(_defaults(settings.get("window", _SETTINGS["window"])), rules), settings)
 
     @classmethod
     def of(cls, *rules: Rule, **settings: Any) -> Self:
@@ -103,6 +106,8 @@ class Policy:
             raise PolicyError(f"Policy(lease_s={self.lease_s!r}) must be seconds above 0.")
         if self.limits is not None and not isinstance(self.limits, Limits):
             raise PolicyError(f"Policy(limits={self.limits!r}) is not a Limits.")
+        if self.signature is not None and not callable(getattr(self.signature, "tool_thresholds", None)):
+            raise PolicyError(f"Policy(signature={self.signature!r}) is not a ToolSignature.")
         endless = self.endless_refusals or (self.limits is not None and self.limits.refusals is not None)
         for rule in self.rules:
             rule.check(self.window, endless)
@@ -126,13 +131,19 @@ class Policy:
         There is no refusal rung; ``stop_after=0`` switches stops off.
         Restarts, masking and kinds are off: loopctl has none.
         """
+        if signature is not None and not callable(getattr(signature, "tool_thresholds", None)):
+            raise PolicyError(f"Policy.loopctl(signature={signature!r}) is not a ToolSignature.")
         thresholds: dict[str, int] = dict(signature.tool_thresholds()) if signature is not None else {}
-        window = max(1, window)
+        if not (warn_after or stop_after or any(thresholds.values())):
+            raise PolicyError(
+                "Policy.loopctl(warn_after=0, stop_after=0) can never fire: neither warning nor stop is left."
+            )
+        window = 1 if window == 0 else window  # as its source does
         return cls.of(
             RepeatTally(warn_after=warn_after, stop_after=stop_after, thresholds=tuple(sorted(thresholds.items()))),
             **_BARE,
             window=window,
-            history=max(window, history or window),
+            history=_history(window, history),
             text_parts=True,
             signature=signature,
         )
@@ -140,21 +151,28 @@ class Policy:
     @classmethod
     def rysh(cls, *, refuse_after: int = 2, window: int = 20, history: int | None = None) -> Self:
         """Rysh's breaker: the third identical call in twenty is not executed, the agent is told, the run goes on."""
+        if not refuse_after:
+            raise PolicyError("Policy.rysh(refuse_after=0) can never fire: the refusal is all that it does.")
         settings = {**_BARE, "stop_scope": "pattern"}
         return cls.of(
             SameCall(refuse_after=refuse_after),
             **settings,
             window=window,
-            history=max(window, history or window),
+            history=_history(window, history),
             endless_refusals=True,
         )
 
     @classmethod
     def opendev(cls, *, stop_after: int = 3, window: int = 20, history: int | None = None) -> Self:
         """OPENDEV's doom loop: three identical failing calls within twenty end the run, whatever comes next."""
-        return cls.of(
-            FailingTally(stop_after=stop_after), **_BARE, window=window, history=max(window, history or window)
-        )
+        if not stop_after:
+            raise PolicyError("Policy.opendev(stop_after=0) can never fire: the stop is all that it does.")
+        return cls.of(FailingTally(stop_after=stop_after), **_BARE, window=window, history=_history(window, history))
+
+
+def _history(window: Any, history: int | None) -> Any:
+    """The history of a preset: as asked for, at least the window. What is no number is told by the policy's check."""
+    return max(window, history or window) if isinstance(window, int) and isinstance(history, int | None) else window
 
 
 _BARE: dict[str, Any] = {"restarts": False, "masking": False, "kinds": False, "stop_scope": "run"}
@@ -181,8 +199,16 @@ def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
         raise PolicyError(f"Policy({name}={value!r}) is not one of {', '.join(map(repr, known))}.")
 
 
-def _defaults() -> tuple[Rule, ...]:
-    return tuple(rule() for rule, default in RULES.items() if default)
+def _defaults(window: object) -> tuple[Rule, ...]:
+    """The default rules; in a small window their rungs come down to it, since nobody asked for the higher ones."""
+    rules = (rule() for rule, default in RULES.items() if default)
+    return tuple(_fitted(rule, window) if isinstance(window, int) and window > 0 else rule for rule in rules)
+
+
+def _fitted(rule: Rule, window: int) -> Rule:
+    rungs = {item.name: getattr(rule, item.name) for item in fields(rule) if item.name.endswith("_after")}
+    too_high = {name: window for name, rung in rungs.items() if rung is not None and rung > window}
+    return replace(rule, **too_high) if too_high else rule
 
 
 def _merge(rules: Iterable[Rule], changes: Iterable[Rule | Off]) -> tuple[Rule, ...]:
@@ -204,11 +230,13 @@ class ToolRules:
     __slots__ = ("after", "all", "floor")
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
+        for rule in rules:
+            learn(rule.name, rule.words)
         self.all = rules
         #: An attempt with fewer operations in its row and calls in flight than this is let through unseen.
         floors = (rule.lowest_rung() if rule.own_row else 0 for rule in rules if rule.lowest_rung())
         self.floor = min(floors, default=1 << 60)
-        #: For each combination of :class:`Trigger` bits the rules that it arms.
+        #: For each combination of ``Trigger`` bits the rules that it arms.
         self.after = tuple(tuple(rule for rule in rules if _arms(rule) & bits) for bits in range(32))
 
 
@@ -261,7 +289,12 @@ class Plan:
         if found is None:
             if len(self._rules) > 1_000:  # tools made on the fly must not fill the memory
                 self._rules.clear()
-            found = self._rules[tool] = ToolRules(rules_of(self.policy, tool))
+            try:
+                rules = rules_of(self.policy, tool)
+            except PolicyError:
+                # Decoration knew another policy than this run has; what the tool asked for holds as far as it fits.
+                rules = tuple(_reconciled(rule, self.policy.window) for rule in _own_rules(self.policy, tool))
+            found = self._rules[tool] = ToolRules(rules)
         return found
 
 
@@ -282,12 +315,32 @@ def _with_rungs(rule: Rule, rungs: dict[str, int | None]) -> Rule:
     return replace(rule, **changes)
 
 
-def rules_of(policy: Policy, tool: Tool) -> tuple[Rule, ...]:
-    """The rules for one tool. Raises :class:`PolicyError` where the tool's own thresholds cannot be meant."""
+def _reconciled(rule: Rule, window: int) -> Rule:
+    """The rule with its rungs inside the window and in order: a later one gives way to an earlier one."""
+    names = [item.name for item in fields(rule) if item.name.endswith("_after")]
+    changes: dict[str, int] = {}
+    for ladder in {name.rpartition("warn_after")[0] for name in names if name.endswith("warn_after")}:
+        least = 0
+        for name in (f"{ladder}warn_after", f"{ladder}refuse_after", f"{ladder}stop_after"):
+            rung = getattr(rule, name) or 0
+            if rung:
+                changes[name] = least = min(max(rung, least), window)
+    return replace(rule, **changes)
+
+
+def _own_rules(policy: Policy, tool: Tool) -> tuple[Rule, ...]:
     rules = _merge(policy.rules, cast("tuple[Rule | Off, ...]", tool.rules))
     if tool.rungs:
         rungs = dict(tool.rungs)
         rules = tuple(_with_rungs(rule, rungs) if rule.name == Repeat.name else rule for rule in rules)
+    if tool.patience is not None:
+        rules = tuple(replace(rule, patience=tool.patience) if isinstance(rule, Poll) else rule for rule in rules)
+    return rules
+
+
+def rules_of(policy: Policy, tool: Tool) -> tuple[Rule, ...]:
+    """The rules for one tool. Raises ``PolicyError`` where the tool's own thresholds cannot be meant."""
+    rules = _own_rules(policy, tool)
     endless = policy.endless_refusals or (policy.limits is not None and policy.limits.refusals is not None)
     for rule in rules:
         rule.check(policy.window, endless)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check(price: Price | None) -> None:
-    """Raise :class:`PolicyError` if the table that is asked for is not installed."""
+    """Raise ``PolicyError`` if the table that is asked for is not installed."""
     if isinstance(price, str) and find_spec("genai_prices") is None:
         raise PolicyError(
             f'Limits(price={price!r}) needs the package genai-prices: pip install "loopguard-otel[prices]". '
@@ -50,7 +50,7 @@ def money(value: Any) -> float | None:
     """An amount of money as a finite number of at least 0; None for anything else."""
     try:
         amount = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return amount if 0 <= amount < math.inf else None
 

@@ -187,10 +187,10 @@ def _normalised(normalise: Callable[[Any], Any], value: Any) -> Any:
         return value
 
 
-def named_reader(parameters: Parameters) -> Named:
-    """Reads all bound arguments into a new dict."""
+def named_reader(parameters: Parameters, owner: frozenset[str] = frozenset()) -> Named:
+    """Reads all bound arguments into a new dict, but not the ``owner`` of a method (``self``, ``cls``)."""
     rest = next((name for name, one in parameters.items() if one.kind is REST[1]), None)
-    pairs = [f"{name!r}: {name}" for name in parameters if name != rest]
+    pairs = [f"{name!r}: {name}" for name in parameters if name != rest and name not in owner]
     read = _function(parameters, f"{{{', '.join([*pairs, *([f'**{rest}'] if rest else [])])}}}")
     order = [name for name, one in parameters.items() if one.kind in POSITIONAL]
 
@@ -198,7 +198,8 @@ def named_reader(parameters: Parameters) -> Named:
         try:
             return read(*args, **kwargs)  # type: ignore[no-any-return]
         except TypeError:
-            return {**dict(zip(order, args, strict=False)), **kwargs}
+            spelled = {**dict(zip(order, args, strict=False)), **kwargs}
+            return {name: value for name, value in spelled.items() if name not in owner}
 
     return named
 

@@ -87,6 +87,7 @@ class Tool:
     """What a record says about a tool, so that a worker that never imported it folds to the same state.
 
     ``rules`` replace the policy's rules of the same name for this tool.
+    ``patience`` is that of the rule named ``poll``, in seconds; None is the policy's.
     ``rungs`` are field overrides for the rule named ``repeat``, such as ``(("refuse_after", 0),)``.
     """
 
@@ -95,6 +96,7 @@ class Tool:
     volatile: bool = False
     rungs: tuple[tuple[str, int | None], ...] = ()
     rules: tuple[Any, ...] = ()
+    patience: float | None = None
 
 
 class Operation(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -104,7 +106,8 @@ class Operation(msgspec.Struct, frozen=True, gc=False, array_like=True):
     ``outcome`` is the digest by which outcomes are compared: of the result, or of the error's template.
     ``soft`` marks a match that rests on masking, ``free`` the one repetition that a compaction grants,
     ``took`` is the duration in seconds (0.0 where the records carry no time), ``masked`` the digest of the outcome
-    with volatile text taken out (0 = not taken), ``ended`` that a poll said it is over.
+    with volatile text taken out (0 = not taken), ``ended`` that a poll said it is over,
+    ``since`` when its row of equal outcomes began.
     """
 
     n: int
@@ -122,13 +125,14 @@ class Operation(msgspec.Struct, frozen=True, gc=False, array_like=True):
     free: bool
     masked: int
     ended: bool
+    since: float | None = None
 
 
 class Evidence(NamedTuple):
     """What a rule sees in the records: a pattern and how often it was matched.
 
     ``pattern`` names what is warned about once, ``key`` the call that a refusal hits (0 = whatever comes next).
-    ``done`` counts matching operations, ``seqs`` their call numbers, oldest first.
+    ``done`` counts matching operations, ``seqs`` holds their call numbers: the first and the last nineteen.
     ``warn`` / ``refuse`` / ``stop`` are the rungs that hold for this evidence; 0 is off.
     ``in_flight`` says whether calls without an outcome yet count towards a refusal.
     """
@@ -174,6 +178,8 @@ class Hit(NamedTuple):
     also: tuple[str, ...] = ()
     limit: tuple[str, float, float] | None = None
     most: Most | None = None
+    #: The number of the attempt that met it; 0 after an outcome.
+    seq: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,7 @@ class Reporter:
             threshold=hit.threshold,
             seqs=evidence.seqs[-MOST_SEQS:],
             first_seq=evidence.seqs[0] if evidence.seqs else 0,
-            message=wording.sentence(hit, run.name),
+            message=wording.sentence(hit, run.name, enforced),
             fingerprint=keyed_hex(repr((*evidence.pattern, hit.tool)).encode(), run.secret_key),
             enforced=enforced,
             run_name=run.name,
@@ -119,12 +120,17 @@ class Reporter:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         handle: Any = None,
+        spans: bool = True,
     ) -> None:
-        """Keep a finding and tell the log, telemetry, observers and callbacks. Each of them may fail alone."""
+        """Keep a finding and tell the log, telemetry, observers and callbacks. Each of them may fail alone.
+
+        Without ``spans`` the span is told later, when it begins.
+        """
         run = self.run
         if len(self.findings) < MOST_FINDINGS:
             self.findings.append(finding)
-        logs.log_finding(finding)
+        with _safety.guarded("log"):  # a filter or handler of the user may raise
+            logs.log_finding(finding)
         metrics.add(
             names.DETECTIONS,
             tool=finding.tool,
@@ -133,21 +139,18 @@ class Reporter:
             enforced=finding.enforced,
         )
         key_text = guard.key_text_if_captured(run, args, kwargs) if guard is not None else None
-        if finding.action is Action.WARN or not finding.enforced or guard is None or run.spans is None:
-            spans = run.spans or lookup.spans_for_findings(run.settings.telemetry)
-            if spans is not None:
-                spans.finding(handle, finding, key_text)
+        if spans and (finding.action is Action.WARN or not finding.enforced or guard is None or run.spans is None):
+            backend = run.spans or lookup.spans_for_findings(run.settings.telemetry)
+            if backend is not None:
+                backend.finding(handle, finding, key_text)
         callbacks: list[Any] = [run.options.on_finding, run.settings.on_finding]
-        if guard is not None:
-            own = {"warn": guard.spec.on_warn, "refuse": None, "stop": guard.spec.on_stop}[str(finding.action)]
-            callbacks.append(own if callable(own) and finding.action is not Action.WARN else None)
         for callback in callbacks:
             if callback is not None:
                 with _safety.guarded("callback"):
                     callback(finding)
         for observer in self.observers:
             with _safety.guarded("observer"):
-                target = guard.target(args, kwargs) if guard is not None else None
+                target = guard.target(args, kwargs, declared=True) if guard is not None else None
                 pattern = f"{finding.tool}({target[1] if target else ''})"
                 observer.on_loop_detected(pattern, finding.repetitions)  # type: ignore[attr-defined]
 
@@ -248,7 +251,7 @@ class Reporter:
         excerpt = None
         if guard is not None and finding.seqs and guard.secrets_are_in_key(args, kwargs, self.run.policy):
             excerpt = guard.without_secrets(self.run.excerpt(finding.seqs[-1]), args, kwargs)
-        text = wording.refused_text(finding, target, excerpt, suggestion)
+        text = wording.refused_text(finding, target, excerpt, suggestion, self.run.policy.restarts)
         refused: ToolCallRefused
         if hit.limit is not None:
             name, used, allowed = hit.limit
@@ -261,9 +264,7 @@ class Reporter:
     def _note(self, error: ToolCallRefused | RunStopped, finding: Finding) -> None:
         restarted = ""
         if finding.seqs and self.run.policy.restarts:
-            restarted = (
-                f"restarts that were looked for: a successful write, a user message. None since call {finding.seqs[0]}"
-            )
+            restarted = f"restarts that were looked for: a successful write, a user message. None since call {finding.first_seq}"
         for line in wording.notes(finding, restarted):
             error.add_note(line)
 
@@ -275,24 +276,30 @@ class Reporter:
         error = self.error(latch, self.finding(latch, None, True), None, (), {})
         return error if isinstance(error, RunStopped) else None
 
-    def stop_seen(self, error: RunStopped) -> None:
-        """The stop is about to be raised; an ``on_stop`` of the run's own hears of it once."""
+    def stop_seen(self, error: RunStopped, guard: Guard) -> None:
+        """The stop is about to be raised; an ``on_stop`` of the run and of the tool hear of it once."""
         if not self._raised:
             self._raised = True
-            if callable(self.run.options.on_stop):
-                with _safety.guarded("on_stop"):
-                    self.run.options.on_stop(error)
+            for on_stop in (self.run.options.on_stop, guard.spec.on_stop):
+                if callable(on_stop):
+                    with _safety.guarded("on_stop"):
+                        on_stop(error)
 
-    def tell_end(self) -> None:
-        """Tell telemetry how the run ended."""
+    def tell_end(self, error: BaseException | None) -> None:
+        """Tell telemetry how the run ended: ``error`` is what left its block."""
         run = self.run
         stats = self.stats()
-        outcome = "stopped" if run.engine.latch is not None else "completed"
+        if run.engine.latch is not None:
+            outcome = "stopped"
+        else:
+            # A generator that is closed early has not failed.
+            outcome = "completed" if error is None or isinstance(error, GeneratorExit) else "failed"
         if self.parent_span is not None and run.spans is not None:
             run.spans.run_end(self.parent_span, outcome, stats.calls, len(self.findings), stats.wasted_calls)
         self.parent_span = None
-        if stats.wasted_calls:
-            metrics.add(names.WASTED_CALLS, stats.wasted_calls, agent=run.agent)
+        for row in run.engine.rows.values():
+            if row.wasted and not run._shared:
+                metrics.add(names.WASTED_CALLS, row.wasted, tool=row.name)
         for rung, counts in stats.by_rule.items():
             rule, _, action = rung.partition(".")
             for result, n in counts.items():
@@ -315,15 +322,20 @@ class Reporter:
                 for seq in list(run.engine.open):
                     run.engine.end(None, seq, Status.ABANDONED)
                 run.engine.late.clear()
-            run.engine.books.close()
+            if not run._shared:
+                run.engine.books.close()
         if self._nudges:
             self._undelivered = len(self._nudges)
-            logs.logger.warning(
-                "loopguard: %d nudge%s of run %r never reached the model. Add run.pop_nudges() to the messages, "
-                'or say guarded_run(..., on_warn="append").',
+            for nudge, _ in self._nudges:
+                metrics.add(names.INTERVENTIONS, rule=nudge.finding.rule, action="warn", outcome="undelivered")
+            logs.warning(
+                "loopguard: %d nudge%s of run %r never reached the model. Add run.pop_nudges() to the messages%s.",
                 self._undelivered,
                 "s" if self._undelivered != 1 else "",
                 run.name,
+                '; on_warn="append" adds to results that are text'
+                if run.options.on_warn == "append"
+                else ', or say guarded_run(..., on_warn="append")',
             )
         self._final = self._read()
 
@@ -340,13 +352,14 @@ class Reporter:
             heeded, ignored = dict(books.heeded), dict(books.ignored)
             streak = engine.max_operation_count()
             executed = engine.n
-            usage = engine.usage or _NO_USAGE
+            usage = copy(engine.usage) or _NO_USAGE
+            calls = sum(row.calls for row in engine.rows.values())
         by_rule: dict[str, dict[str, int]] = {}
         for word, counts in (("heeded", heeded), ("ignored", ignored)):
             for (rule, rung), n in counts.items():
                 by_rule.setdefault(f"{rule}.{rung}", {})[word] = n
         return RunStats(
-            calls=sum(row.calls for row in engine.rows.values()),
+            calls=calls,
             refused=int(totals["refused"]),
             failed=int(totals["failed"]),
             abandoned=int(totals["abandoned"]),

@@ -1,7 +1,7 @@
 """``Run``: one task of one agent, the scope in which calls are compared.
 
 A run holds the engine, its lock and what the engine may not know: the clock, texts, callbacks, telemetry.
-The path of a guarded call is :meth:`Run.admit`, the tool, then :meth:`Run.done` or :meth:`Run.failed`.
+The path of a guarded call is ``Run.admit``, the tool, then ``Run.done`` or ``Run.failed``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Lock, RLock
 from typing import Any, ClassVar, Literal, ParamSpec, TypeVar, cast
 
 from xxhash import xxh3_64_intdigest
@@ -20,17 +19,17 @@ from xxhash import xxh3_64_intdigest
 from loopguard import _safety, prices, spending
 from loopguard.budget import UNFED
 from loopguard.call import Call, claim
-from loopguard.canonical import SCALARS
 from loopguard.config import Settings, deployment_key, effective_mode
 from loopguard.context import Instead
 from loopguard.engine import Engine
-from loopguard.errors import RunStopped, ToolCallRefused
-from loopguard.fingerprint import arguments, digest, dumps, text_digest
+from loopguard.errors import PolicyError, RunStopped, ToolCallRefused
+from loopguard.fingerprint import arguments, digest, text_digest
 from loopguard.guard import Guard, Outcome, worth_masking
 from loopguard.ladder import Bound
+from loopguard.locks import RunLock
 from loopguard.outcome import HEADS
-from loopguard.policy import Mode, Plan, Policy
-from loopguard.records import Action, Finding, Hit, LoopStatus, Operation, Status
+from loopguard.policy import MODES, Mode, Plan, Policy
+from loopguard.records import UNKNOWN_OUTCOME, Action, Finding, Hit, LoopStatus, Operation, Status, Tool
 from loopguard.report import Nudge, Reporter
 from loopguard.spending import Handoff
 from loopguard.stats import RunStats
@@ -91,7 +90,7 @@ class Options:
 
 
 class Run:
-    """A run that is open, or was. Made by :func:`loopguard.guarded_run`."""
+    """A run that is open, or was. Made by ``guarded_run``."""
 
     #: What speaks for the run; ``loopguard.testing`` puts one that listens in its place.
     reporter: ClassVar[type[Reporter]] = Reporter
@@ -108,6 +107,7 @@ class Run:
         "reply",
         "_shared",
         "tools",
+        "untold",
         "would",
         "agent",
         "children",
@@ -121,6 +121,7 @@ class Run:
         "name",
         "named",
         "options",
+        "owned",
         "parent",
         "plan",
         "policy",
@@ -164,13 +165,14 @@ class Run:
         self.clock = clock or time.time
         self.engine: Engine
         self.seed: int
-        self._lock: Lock
+        self._lock: RunLock
         if shared and parent is not None:
             self.engine, self.seed, self._lock = parent.engine, parent.seed, parent._lock
+            self.secret_key = parent.secret_key
             parent.make_excerpts()
         else:
             self.engine = Engine(plan)
-            self._lock = Lock()
+            self._lock = RunLock()
             self.seed = digest(key, 0) if key else int.from_bytes(noise[26:34], "little")
         self._shared = shared
         prices.check(self.engine.limits.price)
@@ -187,6 +189,8 @@ class Run:
         #: Number and text of the last calls, each in a place that its number gives.
         self.excerpts: list[tuple[int, str] | None] = parent.excerpts if shared and parent else _NO_EXCERPTS
         self.would: dict[int, tuple[str, int]] = {}
+        #: Findings for spans that are about to begin, by number of the call.
+        self.untold: dict[int, Finding] = {}
         self._allowed: dict[str | None, int] = {}
         self.reply: int | None = None
         self._errors = 0
@@ -208,13 +212,15 @@ class Run:
     # -- the path of a call -----------------------------------------------------------------------------------------
 
     def admit(self, guard: Guard, args: tuple[Any, ...], kwargs: Mapping[str, Any], call_id: str | None = None) -> Any:
-        """Ask for a call. Returns its number, 0 for a call that is not watched, or :class:`Instead`.
+        """Ask for a call. Returns its number, 0 for a call that is not watched, or ``Instead``.
 
         Raises:
             ToolCallRefused: The call must not be executed.
             RunStopped: The run is over.
         """
         try:
+            if self.owned():  # a signal handler or a finaliser, in the middle of what is locked
+                return 0
             live = self.tools.get(guard)
             if live is None:
                 live = self._adopt(guard)
@@ -224,19 +230,9 @@ class Run:
             target = 0
             bound = live.bound
             if live.plain:
-                # For the usual call, all by position, the arguments are the key's values as they stand.
-                values = args if len(args) == live.arity and not kwargs else live.key_of(args, kwargs)
-                for value in values:
-                    if value.__class__ not in SCALARS:
-                        data, exact = arguments(values)
-                        if not exact:
-                            bound = live.inexact
-                        break
-                else:
-                    try:
-                        data = dumps(values)
-                    except TypeError:  # lone surrogates, integers beyond 64 bits
-                        data, exact = arguments(values)
+                data, exact = arguments(live.key_of(args, kwargs))
+                if not exact:
+                    bound = live.inexact
             else:
                 if live.mode == "off":
                     return 0
@@ -248,24 +244,35 @@ class Run:
                     bound = live.inexact
             key = xxh3_64_intdigest(data, live.seed)
             at = self.clock()
-            # Bound methods of the lock and a ``finally`` cost half of what ``with`` does.
-            self.acquire()
-            try:
+            owner = self
+            enforced = True
+            with self._lock:
                 seq = self.engine.start(at, bound, kind, key, target, self.reply)
-            finally:
-                self.release()
-            if seq.__class__ is int and self.parent is None:
-                return seq
+                if isinstance(seq, Hit) and seq.action is not Action.WARN:
+                    # In the same breath: another thread must not meet a stop that is lifted in a moment.
+                    enforced = self._enforces(live, seq)
+                    if not enforced:
+                        self._let_through(bound, seq, at, kind, key, target)
+            if isinstance(seq, int):
+                charged = self._charge(live, seq, at) if self.parent is not None else None
+                if charged is None:
+                    return seq
+                seq, owner, enforced = charged
+                if not enforced:
+                    with self._lock:
+                        self._let_through(bound, seq, at, kind, key, target)
         except Exception as error:
             self.internal("run.admit", error)
             return 0
-        owner = self
-        if isinstance(seq, int):
-            charged = self._charge(live, seq, at)
-            if charged is None:
-                return seq
-            seq, owner = charged
-        return self.refused(live, seq, owner, at, kind, key, target, args, kwargs, call_id, bound)
+        return self.refused(live, seq, owner, enforced, args, kwargs, call_id)
+
+    def _let_through(self, bound: Bound, hit: Hit, at: float, kind: int, key: int, target: int) -> None:
+        """A refused attempt is executed after all; under the lock."""
+        seq = self.engine.override(at, bound, kind, key, target, self.reply, hit.seq)
+        last = self.engine.open[seq][0].op
+        self.would[seq] = (hit.rule, last.outcome if last is not None else 0)
+        if len(self.would) > 1_000:
+            del self.would[next(iter(self.would))]
 
     def done(
         self, guard: Guard, seq: int, result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], handle: Any = None
@@ -273,30 +280,28 @@ class Run:
         """The tool returned. Returns what the caller gets: the result, or the result with a nudge appended."""
         try:
             engine = self.engine
-            if result.__class__ is str and guard.simple and self.simple and result and result[0] not in HEADS:
+            outcome: Outcome
+            if type(result) is str and guard.simple and self.simple and result and result[0] not in HEADS:
                 # The usual result, a text that is no failure: what ``guard.outcome_of`` would say, without asking it.
                 raw = text_digest(result, self.seed)
                 self.excerpts[seq & 31] = (seq, result if len(result) <= EXCERPT_SIZE else result[:EXCERPT_SIZE])
-                call = engine.open.pop(seq, None)
+                call = engine.open.get(seq)
                 before = call[0].op if call is not None else None
                 if call is None or before is None or before.outcome == raw or not worth_masking(call[0], seq, result):
-                    outcome: Outcome = (0, raw)
+                    outcome = (0, raw)
                 else:
                     outcome = (0, raw, 0, *guard.masked(self, before, result))
             else:
                 outcome = guard.outcome_of(self, seq, result)
-                call = engine.open.pop(seq, None)
             restarted = engine.restart_at
-            self.acquire()
-            try:
-                hit = engine.close(call, self.clock(), seq, *outcome)
-            finally:
-                self.release()
+            with self._lock:
+                hit = engine.end(self.clock(), seq, *outcome)
             if self.parent is not None:
                 spending.warn_above(self, guard.tool.name, engine.restart_at != restarted)
             if hit is not None or self.would:
                 return self.told(guard, hit, seq, result, args, kwargs, handle)
         except Exception as error:
+            self._end_unknown(seq)
             return self.internal("run.done", error, result)
         return result
 
@@ -336,7 +341,16 @@ class Run:
                 spending.warn_above(self, guard.tool.name, restarted=False)
             self.told(guard, hit, seq, None, args, kwargs, handle)
         except Exception as internal:
+            self._end_unknown(seq)
             self.internal("run.failed", internal)
+
+    def _end_unknown(self, seq: int) -> None:
+        """What came of the call cannot be told; it must not stay in flight for that."""
+        try:
+            with self._lock:
+                self.engine.end(self.clock(), seq, Status.OK, UNKNOWN_OUTCOME)
+        except Exception as error:
+            _safety.report("run.end", error)
 
     def abandon(self, seq: int) -> None:
         """The call came to no outcome: cancelled, closed early, or its framework took over."""
@@ -354,18 +368,21 @@ class Run:
             and self.parent is None
             and self.spans is None
             and not self.dispatching
+            and not self._allowed
         )
 
     def _take_lock(self) -> None:
-        self.acquire = self._lock.acquire
-        self.release = self._lock.release
+        self.acquire, self.release, self.owned = self._lock.acquire, self._lock.release, self._lock.owned
 
     def _adopt(self, guard: Guard) -> Live:
-        self.make_excerpts()
-        live = self.tools[guard] = Live(self, guard)
-        if len(self.tools) > 1_000:
-            self.tools.clear()
-            self.tools[guard] = live
+        with self._lock:  # a tool has one row, however many threads call it first
+            live = self.tools.get(guard)
+            if live is None:
+                self.make_excerpts()
+                live = Live(self, guard)
+                if len(self.tools) > 1_000:
+                    self.tools.clear()
+                self.tools[guard] = live
         if getattr(guard.binder, "declared", True):  # else a model may have made the name up
             metrics.register_tool(guard.tool.name)
         return live
@@ -373,80 +390,70 @@ class Run:
     def _claimed(self, guard: Guard) -> bool:
         return claim(self, guard.tool.name)
 
-    def _charge(self, live: Live, seq: int, at: float) -> tuple[Hit, Run] | None:
-        """Count the call in the runs above. One of them may forbid it."""
+    def _charge(self, live: Live, seq: int, at: float) -> tuple[Hit, Run, bool] | None:
+        """Count the call in the runs above. One of them may forbid it: then it counts in none.
+
+        Returns its hit, that run, and whether it is enforced.
+        """
         tool = live.guard.tool
         charged: list[Run] = []
         for run in self.ancestors():
-            if self._shared and run.engine is self.engine:
+            if any(run.engine is other.engine for other in (self, *charged)):
                 continue
-            while True:
-                with run._lock:
-                    hit = run.engine.tick(tool, at)
-                if hit is None or hit.action is not Action.WARN:
-                    break
-                spending.warn(run, hit)
-            if hit is None:
-                charged.append(run)
-                continue
-            for below in charged:
-                with below._lock:
-                    below.engine.untick(tool)
-            with self._lock:
-                self.engine.withdraw(seq)
-            return hit, run
+            hit, enforced = self._tick(run, tool, at)
+            if hit is not None:
+                for other in charged:
+                    with other._lock:
+                        other.engine.untick(tool)
+                with self._lock:
+                    self.engine.withdraw(seq)
+                return hit._replace(seq=seq), run, enforced
+            charged.append(run)
         return None
 
-    def _ask_again(
-        self, live: Live, bound: Bound, kind: int, key: int, target: int, hit: Hit, owner: Run
-    ) -> tuple[int | Hit, Run]:
-        """A limit is handed off before it acts; what follows from the answer for this attempt, and in which run."""
-        spending.warn(owner, hit)
-        at = self.clock()
-        with self._lock:
-            seq = self.engine.start(at, bound, kind, key, target, self.reply)
-        charged = self._charge(live, seq, at) if isinstance(seq, int) and self.parent is not None else None
-        return charged or (seq, self)
+    @staticmethod
+    def _tick(run: Run, tool: Tool, at: float) -> tuple[Hit | None, bool]:
+        """Count a call below in this run, which may forbid it; whether that is enforced. A handoff comes first."""
+        while True:
+            with run._lock:
+                latch = run.engine.latch
+                hit = run.engine.tick(tool, at)
+                enforced = run.mode == "enforce" or latch is not None  # a stop that was in force before
+                if hit is not None and not enforced:
+                    run.engine.lift()
+            if hit is None or hit.action is not Action.WARN:
+                return hit, enforced
+            spending.warn(run, hit)
 
     def refused(
         self,
         live: Live,
         hit: Hit,
         owner: Run,
-        at: float,
-        kind: int,
-        key: int,
-        target: int,
+        enforced: bool,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        call_id: str | None,
-        bound: Bound | None = None,
+        call_id: str | None = None,
     ) -> Any:
-        """An attempt met a rung: let it through if the guard only watches, else refuse it or end the run."""
+        """An attempt met a rung: say so; then refuse it or end the run, unless the guard only watches."""
         guard = live.guard
-        bound = bound or live.bound
-        while hit.action is Action.WARN:
+        if hit.action is Action.WARN:
+            # A limit is handed off before it acts: the attempt was not taken in, and is made again.
             try:
-                answer, owner = self._ask_again(live, bound, kind, key, target, hit, owner)
+                spending.warn(owner, hit)
             except Exception as internal:
                 self.internal("run.handoff", internal)
                 return 0
-            if isinstance(answer, int):
-                return answer
-            hit = answer
-        seq = self.engine.seq
+            return Run.admit(self, guard, args, kwargs, call_id)
+        seq = hit.seq
         try:
-            enforced = self._enforces(live, hit, owner)
             finding = owner.report.finding(hit, guard, enforced)
-            if not enforced:
-                with self._lock:
-                    seq = self.engine.override(at, bound, kind, key, target, self.reply)
-                    entry = self.engine.open[seq][0]
-                    self.would[seq] = (hit.rule, entry.op.outcome if entry.op is not None else 0)
-                    if len(self.would) > 1_000:
-                        del self.would[next(iter(self.would))]
             if hit.report:
-                owner.report.publish(finding, guard, args, kwargs)
+                # A call that goes through will have a span of its own, in a moment: the finding belongs there.
+                later = not enforced and self.spans is not None
+                owner.report.publish(finding, guard, args, kwargs, spans=not later)
+                if later:
+                    self.untold[seq] = finding
             if not enforced:
                 return seq
             error = owner.report.error(hit, finding, guard, args, kwargs)
@@ -457,24 +464,43 @@ class Run:
         except Exception as internal:
             self.internal("run.refuse", internal)
             return 0
-        if isinstance(error, RunStopped):
-            owner.report.stop_seen(error)
-            raise error
-        return self._answer(guard, error, args, kwargs)
+        try:
+            if isinstance(error, RunStopped):
+                owner.report.stop_seen(error, guard)
+                raise error
+            return self._answer(guard, error)
+        finally:
+            # A frame that holds the error it raised keeps the arguments alive until the collector comes by.
+            del error
 
-    def _answer(self, guard: Guard, error: ToolCallRefused, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        how = guard.spec.on_refuse or self.options.on_refuse
-        if how == "raise":
-            raise error
-        return Instead(how(error) if callable(how) else error.for_model())
+    def tell_span(self, seq: int, handle: Any) -> None:
+        """The span of a call began: what was found when it was asked for, and only watched, goes there."""
+        finding = self.untold.pop(seq, None)
+        if finding is not None and self.spans is not None:
+            self.spans.finding(handle, finding)
 
-    def _enforces(self, live: Live, hit: Hit, owner: Run) -> bool:
-        if hit.rule == "stop":
-            return True
-        if live.mode != "enforce" or owner.mode != "enforce":
+    @staticmethod
+    def _how(guard: Guard, options: Options) -> OnRefuse:
+        return cast("OnRefuse", guard.spec.on_refuse or options.on_refuse)
+
+    def _answer(self, guard: Guard, error: ToolCallRefused) -> Instead:
+        how = self._how(guard, self.options)
+        try:
+            if how == "raise":
+                raise error
+            return Instead(error, how if callable(how) else None)
+        finally:
+            del error
+
+    def _enforces(self, live: Live, hit: Hit) -> bool:
+        latch = self.engine.latch
+        if hit.rule == "stop" or (latch is not None and latch.seq != hit.seq and hit.action is Action.STOP):
+            return True  # a stop that was in force before this attempt
+        if live.mode != "enforce" or self.mode != "enforce":
             return False
-        name = live.guard.tool.name
-        return not (hit.action is Action.REFUSE and (name in self._allowed or None in self._allowed))
+        if hit.limit is not None:
+            return True
+        return not any(hit.tool in run._allowed or None in run._allowed for run in (self, *self.ancestors()))
 
     def _judge_false_refusal(self, seq: int) -> None:
         """A call that would have been refused: was its outcome new?"""
@@ -497,7 +523,7 @@ class Run:
         if hit.rule == UNFED:
             spending.say_unfed(self, hit)
             return result
-        live = self.tools[guard]
+        live = self.tools.get(guard) or self._adopt(guard)
         enforced = live.mode == "enforce"
         finding = self.report.finding(hit, guard, enforced)
         self.report.publish(finding, guard, args, kwargs, handle)
@@ -512,7 +538,7 @@ class Run:
         self._errors += 1
         if self._errors == MOST_ERRORS and self.mode == "enforce":
             self.set_mode("observe")
-            logs.logger.warning("loopguard: %d internal errors in one run; it only watches from now on.", MOST_ERRORS)
+            logs.warning("loopguard: %d internal errors in one run; it only watches from now on.", MOST_ERRORS)
         _safety.report(where, error)
         return result
 
@@ -552,7 +578,7 @@ class Run:
         return Call(self, tool, args, id)
 
     def begin(self, tool: str, args: object = None, *, id: str | None = None) -> Call:
-        """Like :meth:`call`, without a block: end it with ``finish``, ``fail`` or ``abandon``."""
+        """Like ``call``, without a block: end it with ``finish``, ``fail`` or ``abandon``."""
         return self.call(tool, args, id=id).begin()
 
     def round(self) -> int:
@@ -567,10 +593,14 @@ class Run:
 
     @contextmanager
     def allow(self, *tools: str) -> Iterator[None]:
-        """A block in which no call of these tools is refused for a loop (all tools if none is named)."""
+        """A block in which a loop of these tools is neither refused nor stopped (of all tools if none is named).
+
+        It holds in the runs below too; limits hold all the same.
+        """
         names: tuple[str | None, ...] = tools or (None,)
         for name in names:
             self._allowed[name] = self._allowed.get(name, 0) + 1
+        self.set_direct()
         try:
             yield
         finally:
@@ -578,6 +608,7 @@ class Run:
                 self._allowed[name] -= 1
                 if not self._allowed[name]:
                     del self._allowed[name]
+            self.set_direct()
 
     # -- notes ------------------------------------------------------------------------------------------------------
 
@@ -615,8 +646,15 @@ class Run:
 
     def stop(self, reason: str) -> None:
         """End the run from outside: no further guarded call is executed in it, or below it."""
-        with self._lock:
-            hit = self.engine.stop(reason)
+        latch = self.engine.latch
+        if latch is not None and latch.rule == "stop":
+            return
+        if self.owned():
+            # A signal handler has interrupted this thread in the middle of what is locked: this is one assignment.
+            hit = self.engine.stop(str(reason))
+        else:
+            with self._lock:
+                hit = self.engine.stop(str(reason))
         self.report.publish(self.report.finding(hit, None, True), None, (), {})
 
     def resume(self, reason: str) -> None:
@@ -627,6 +665,8 @@ class Run:
 
     def set_mode(self, mode: Mode) -> None:
         """Switch the guard for this run: ``"enforce"``, ``"observe"`` or ``"off"``. ``LOOPGUARD_MODE`` still weakens."""
+        if mode not in MODES:
+            raise PolicyError(f"mode={mode!r} is not one of {', '.join(map(repr, MODES))}.")
         self.mode = effective_mode(mode)
         self.tools.clear()
 
@@ -635,7 +675,7 @@ class Run:
         self.report.observers.append(observer)
 
     def acknowledge_loop_warning(self, operations: Any) -> None:
-        """Count the first of these operations (from :meth:`check_loop`) as warned about."""
+        """Count the first of these operations (from ``check_loop``) as warned about."""
         first = next(iter(operations), None)
         if not isinstance(first, Operation):
             return
@@ -712,17 +752,27 @@ class Run:
                     calls[row.name, "allow"] = row.calls
                 if row.refused:
                     calls[row.name, "refuse"] = row.refused
+                if row.stopped:
+                    calls[row.name, "stop"] = row.stopped
             most = self.engine.max_operation_count()
         return {"max_operation_count": most, "calls": calls, "agent": self.agent}
 
     def close(self) -> None:
         """End the run. Later calls in it are not watched; a late outcome is dropped."""
+        self.end(None)
+
+    def end(self, error: BaseException | None) -> None:
+        """``close`` for a block that ``error`` has left, which is then the run's outcome in the metrics."""
         if self.closed:
             return
         self.closed = True
         self.set_direct()
         self.report.close()
+        for rule, raised in self.engine.broken:
+            _safety.report(f"rule.{rule.name}", raised)
         _live.discard(self)
+        with _safety.guarded("run.end"):
+            self.report.tell_end(error)
 
     def __repr__(self) -> str:
         stats = self.stats
@@ -744,11 +794,11 @@ def _uuid7(noise: bytes) -> str:
 
 def renew_locks() -> None:
     """After a fork: a lock may have been held by a thread that the child does not have."""
-    locks: dict[int, Lock] = {}
+    locks: dict[int, RunLock] = {}
     for live in list(_live):
         # Runs that count together have one lock; a run above may have ended and is asked all the same.
         for run in (live, *live.ancestors()):
-            run._lock = locks.setdefault(id(run.engine), Lock())
+            run._lock = locks.setdefault(id(run.engine), RunLock())
             run._take_lock()
             if run.handoff is not None:
-                run.handoff.lock = RLock()
+                run.handoff.renew()

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
-from loopguard import _safety
 from loopguard.config import effective_mode, policy_of, settings
 from loopguard.context import current
 from loopguard.errors import PolicyError, RunStopped
@@ -76,19 +75,19 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
         name: The kind of work, of few values; it stands in messages and telemetry.
         run_id: This run; a UUID of version 7 if left out.
         agent: Name of the agent, for telemetry.
-        policy: A :class:`Policy`, the name of a preset, or a TOML file; None = as configured.
+        policy: A ``Policy``, the name of a preset, or a TOML file; None = as configured.
         limits: Limits of this run; they replace the policy's.
         tools: Tables of tools by name, for ``run.call``; added to the configured ones.
         mode: ``"enforce"``, ``"observe"`` or ``"off"``; ``LOOPGUARD_MODE`` can only weaken it.
         evidence: ``"own"``, or ``"parent"`` to count together with the run around it.
         on_warn: ``"queue"`` (``run.pop_nudges()``), ``"append"`` (below a ``str`` result), or a callable that gets
-            the :class:`Nudge`.
-        on_refuse: ``"raise"`` :class:`ToolCallRefused`, ``"return"`` its ``for_model()`` as the result, or a callable
+            the ``Nudge``.
+        on_refuse: ``"raise"`` ``ToolCallRefused``, ``"return"`` its ``for_model()`` as the result, or a callable
             that gets the error and returns what stands for the result.
-        on_stop: ``"raise"``: the block of a stopped run is left with :class:`RunStopped`, also where it was swallowed
-            inside. ``"end"``: the block swallows its own :class:`RunStopped`. A callable is told of the stop, and the
+        on_stop: ``"raise"``: the block of a stopped run is left with ``RunStopped``, also where it was swallowed
+            inside. ``"end"``: the block swallows its own ``RunStopped``. A callable is told of the stop, and the
             block is left as with ``"end"``.
-        on_finding: Called with each :class:`Finding`.
+        on_finding: Called with each ``Finding``.
 
     Raises:
         PolicyError: For a value that cannot be meant.
@@ -124,10 +123,10 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
         if mode is not None and mode not in MODES:
             raise PolicyError(f"mode={mode!r} is not one of {', '.join(map(repr, MODES))}.")
         if limits is not None and not isinstance(limits, Limits):
-            raise PolicyError(f"limits={limits!r} is not a Limits.")
+            raise PolicyError(f"limits={limits!r} is not a Limits: guarded_run(..., limits=Limits(calls=200)).")
         self._name = str(name)
-        self._run_id = run_id
-        self._agent = agent
+        self._run_id = str(run_id) if run_id is not None else None
+        self._agent = str(agent) if agent is not None else None
         self._policy = policy_of(policy) if policy is not None else None
         self._limits = limits
         self._tools = tools
@@ -149,6 +148,10 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
             now = now.with_tools(self._tools)
         policy = self._policy if self._policy is not None else now.policy
         parent = open_run()
+        if parent is not None and self._evidence == "parent" and (self._policy is not None or self._limits is not None):
+            raise PolicyError(
+                'evidence="parent" counts with the run around it, by its policy and limits; give none here.'
+            )
         run = run_class(
             self._name,
             plan=plan_for(policy, self._limits or now.limits),
@@ -167,13 +170,14 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
 
     def _leave(self, error: BaseException | None) -> bool:
         run = self._run
-        if run is None or run.closed:
+        if run is None:
             return False
-        run.close()
+        closed = run.closed  # by hand, inside the block
+        run.end(error)
         if current.get() is run:
             current.set(open_run())
-        with _safety.guarded("run.end"):
-            run.report.tell_end()
+        if closed:
+            return False
         stopped = run.stopped
         if stopped is None:
             return False

@@ -53,7 +53,6 @@ class ToolOptions(TypedDict, total=False):
     volatile: str | Iterable[str] | bool | None
     patience: float | None
     running: Callable[[Any], Any] | None
-    once: bool
     suggestion: str | None
     warn_after: int | None
     refuse_after: int | None
@@ -62,7 +61,7 @@ class ToolOptions(TypedDict, total=False):
     mode: str | None
     on_warn: str | Callable[..., Any] | None
     on_refuse: str | Callable[..., Any] | None
-    on_stop: str | Callable[..., Any] | None
+    on_stop: Callable[..., Any] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +85,6 @@ class ToolSpec:
             None: the usual volatile text, but what then matches is only warned about.
         patience: seconds that a poll may give equal answers; None: the policy's.
         running: says of a poll's result whether it still runs.
-        once: the same call succeeds only once in a run.
         suggestion: added to nudges about this tool.
         warn_after: rung of ``Repeat`` for this tool; 0: never; None: the policy's.
         refuse_after: likewise.
@@ -95,7 +93,7 @@ class ToolSpec:
         mode: ``"enforce"``, ``"observe"`` or ``"off"``; None: the run's.
         on_warn: ``"queue"``, ``"append"`` or a function; None: the run's.
         on_refuse: ``"raise"``, ``"return"`` or a function; None: the run's.
-        on_stop: ``"raise"``, ``"end"`` or a function; None: the run's.
+        on_stop: a function that hears of the stop before it is raised, after the run's own; None: none.
     """
 
     name: str
@@ -113,7 +111,6 @@ class ToolSpec:
     volatile: tuple[str, ...] | bool | None = None
     patience: float | None = None
     running: Callable[[Any], Any] | None = None
-    once: bool = False
     suggestion: str | None = None
     warn_after: int | None = None
     refuse_after: int | None = None
@@ -122,7 +119,7 @@ class ToolSpec:
     mode: str | None = None
     on_warn: str | Callable[..., Any] | None = None
     on_refuse: str | Callable[..., Any] | None = None
-    on_stop: str | Callable[..., Any] | None = None
+    on_stop: Callable[..., Any] | None = None
 
     @property
     def rungs(self) -> tuple[tuple[str, int | None], ...]:
@@ -143,6 +140,7 @@ class ToolSpec:
             volatile=bool(self.volatile),
             rungs=self.rungs,
             rules=self.rules,
+            patience=self.patience,
         )
 
 

@@ -38,7 +38,7 @@ _COUNTERS = (
     "sweep_at",
     "compactions",
     "last_poll",
-    "unknowns",
+    "last_unknown",
     "seq",
     "round",
     "calls",
@@ -46,10 +46,10 @@ _COUNTERS = (
     "denied_rounds",
     "quiet_until",
 )
-_FLAGS = ("joinable", "limit_due", "watchful")
+_FLAGS = ("joinable", "limit_due", "pressing", "watchful")
 _LEDGER = ("key", "outcome", "n", "warned", "allowed", "refused", "round", "last_seq", "told")
-_ENTRY = ("kind", "target", "flight", "flips", "mixed_at", "compaction", "unknowns")
-_ROW = ("last", "calls", "below", "refused")
+_ENTRY = ("kind", "target", "flight", "flips", "mixed_at", "compaction", "soft_at")
+_ROW = ("last", "calls", "below", "refused", "stopped", "wasted")
 
 
 def snapshot(engine: Engine) -> dict[str, Any]:
@@ -64,11 +64,11 @@ def snapshot(engine: Engine) -> dict[str, Any]:
 
 
 def restore(plan: Plan, plain: Any) -> Engine:
-    """The run that :func:`snapshot` wrote down, under the same policy.
+    """The run that ``snapshot`` wrote down, under the same policy.
 
     Args:
         plan: The policy of the run, made ready. Bind tools anew: a ``Bound`` of the old engine belongs to that one.
-        plain: What :func:`snapshot` returned, perhaps after a way through JSON.
+        plain: What ``snapshot`` returned, perhaps after a way through JSON.
 
     Raises:
         StoreError: If it is no snapshot, of another version, or made under another window.
@@ -160,7 +160,7 @@ class _Writer:
         if number is None:
             number = self._tool_numbers[tool] = len(self.tools)
             rules = [self.rule(rule) for rule in tool.rules]
-            self.tools.append([tool.name, tool.edits, tool.volatile, _plain(tool.rungs), rules])
+            self.tools.append([tool.name, tool.edits, tool.volatile, _plain(tool.rungs), rules, tool.patience])
         return number
 
     def rule(self, rule: Rule | Off) -> list[Any]:
@@ -181,7 +181,7 @@ class _Writer:
 
 
 class _Reader:
-    """Builds the engine from what :class:`_Writer` wrote; anything unexpected is an error."""
+    """Builds the engine from what ``_Writer`` wrote; anything unexpected is an error."""
 
     def __init__(self, plan: Plan, plain: Any) -> None:
         if not isinstance(plain, dict) or plain.get("schema") != SCHEMA:
@@ -255,10 +255,10 @@ class _Reader:
         return self.entries[number if _is(int, number) >= 0 else len(self.entries)]
 
     def tool(self, plain: Any) -> Tool:
-        name, edits, volatile, rungs, rules = plain
+        name, edits, volatile, rungs, rules, patience = plain
         pairs = tuple((_is(str, rung), None if value is None else _is(int, value)) for rung, value in rungs)
         own = tuple(self.off(rule[0]) if rule[1] is None else self.rule(rule) for rule in rules)
-        return Tool(_is(str, name), _is(bool, edits), _is(bool, volatile), pairs, own)
+        return Tool(_is(str, name), _is(bool, edits), _is(bool, volatile), pairs, own, _time(patience))
 
     def row(self, plain: Any) -> Row:
         name, tool, *facts = plain
@@ -274,8 +274,8 @@ class _Reader:
         entry.op = None if last is None else self.ops[last]
         entry.ops = None if ops is None else [self.ops[n] for n in ops]
         entry.flight, entry.flips = numbers["flight"], numbers["flips"]
-        entry.mixed_at, entry.compaction = numbers["mixed_at"], numbers["compaction"]
-        entry.unknowns = numbers["unknowns"]
+        entry.mixed_at, entry.soft_at = numbers["mixed_at"], numbers["soft_at"]
+        entry.compaction = numbers["compaction"]
         return entry
 
     def call(self, plain: Any) -> tuple[int, tuple[Entry, Bound, int, float | None]]:
@@ -313,7 +313,7 @@ def _plain(value: Any) -> Any:
 
 
 def _pattern_part(value: Any) -> Any:
-    """Back from :func:`_plain`: lists are tuples."""
+    """Back from ``_plain``: lists are tuples."""
     if isinstance(value, list):
         return tuple(map(_pattern_part, value))
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -350,6 +350,7 @@ def _operation(plain: Any) -> Operation:
     _is(str, op.tool)
     _time(op.at)
     _number(op.took)
+    _time(op.since)
     return op
 
 
@@ -373,7 +374,7 @@ def _evidence(plain: Any) -> Evidence:
 
 
 def _hit(plain: Any) -> Hit:
-    rule, action, tool, evidence, threshold, refused, report, also, limit, most = plain
+    rule, action, tool, evidence, threshold, refused, report, also, limit, most, seq = plain
     if limit is not None:
         name, used, allowed = limit
         limit = (_is(str, name), _number(used), _number(allowed))
@@ -391,4 +392,5 @@ def _hit(plain: Any) -> Hit:
         tuple(_is(str, name) for name in also),
         limit,
         most,
+        _is(int, seq),
     )

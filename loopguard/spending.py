@@ -1,6 +1,6 @@
 """What a run does about its limits: usage comes in, warnings go out, handoffs are asked.
 
-The sums and the decisions are made by the fold (:mod:`loopguard.budget`); here are the prices, the texts and the
+The sums and the decisions are made by the fold (``loopguard.budget``); here are the prices, the texts and the
 callbacks, none of them under a run's lock.
 """
 
@@ -34,12 +34,19 @@ class Handoff:
         self.lock = threading.RLock()
         self.names: set[str] = set()
 
+    def renew(self) -> None:
+        """After a fork: a thread that the child does not have may be asking."""
+        self.lock = threading.RLock()
+
 
 def note_usage(run: Run, input_tokens: Any, output_tokens: Any, cost: Any, model: str | None) -> None:
     """Take in what the model used: here, and in all runs around this one."""
     used = tokens(input_tokens), tokens(output_tokens)
     paid = money(cost)
     runs = [one for one in (run, *run.ancestors()) if not one.closed]
+    if any(one.owned() for one in runs):  # a signal handler or a finaliser, in the middle of what is locked
+        logs.warning("loopguard: usage that a signal handler or finaliser noted in run %r is not counted.", run.name)
+        return
     # A run without prices of its own takes those of the nearest run that has some.
     usual = next((one.engine.limits.price for one in runs if one.engine.limits.price is not None), None)
     seen: list[Any] = []
@@ -64,12 +71,12 @@ def _say_unpriced(run: Run, model: str | None, allowed: float) -> None:
     name = logs.one_line(str(model)[:100]) if model is not None else ""
     if name not in said and len(said) < MOST_MODELS:
         run.report.unpriced_models = said | {name}
-        logs.logger.warning("loopguard: %s", wording.unpriced_sentence(name, allowed, run.name))
+        logs.warning("loopguard: %s", wording.unpriced_sentence(name, allowed, run.name))
 
 
 def say_unfed(run: Run, hit: Hit) -> None:
     """Say in the log that a limit sees nothing."""
-    logs.logger.warning("loopguard: %s", wording.unfed_sentence(hit, run.name))
+    logs.warning("loopguard: %s", wording.unfed_sentence(hit, run.name))
 
 
 def warn(run: Run, hit: Hit) -> None:
@@ -90,7 +97,7 @@ def warn_above(run: Run, tool: str, restarted: bool) -> None:
     """Tell the runs around this one of an outcome in it: what is due there is said, what it restarts restarts."""
     for above in run.ancestors():
         engine = above.engine
-        if engine is run.engine:
+        if engine is run.engine or not (restarted or engine.limit_due):
             continue
         hit = None
         with above._lock:
@@ -145,7 +152,7 @@ def _checked(ask: Any, status: LimitStatus) -> Limits | Literal["stop"] | None:
         return "stop"
     if hasattr(answer, "close"):
         answer.close()  # a coroutine that nobody is going to await
-    logs.logger.warning(
+    logs.warning(
         "loopguard: on_handoff answered with %s, which is not None, a Limits or 'stop'; the run goes on.",
         type(answer).__name__,
     )

@@ -1,6 +1,6 @@
 """Policies, limits, telemetry and tools from tables and plain values.
 
-Everything is read strictly: an unknown key is a :class:`~loopguard.PolicyError` that names the nearest known one, for
+Everything is read strictly: an unknown key is a `PolicyError` that names the nearest known one, for
 a threshold with a slip in its name would otherwise guard nothing and say nothing.
 """
 
@@ -25,6 +25,12 @@ from loopguard.telemetry.settings import Telemetry
 OutsideRun = Literal["hint", "ignore", "raise"]
 OUTSIDE_RUN: Final[tuple[OutsideRun, ...]] = ("hint", "ignore", "raise")
 
+#: The stores of this version: every run is kept in the process it was opened in.
+STORES: Final = ("memory://",)
+STORE_NOTE: Final = (
+    "This version keeps runs in the process: 'memory://' is all there is. Stores that processes share are not in it."
+)
+
 _RUNGS: Final = ("warn_after", "refuse_after", "stop_after")
 #: What a text cannot say: objects and functions.
 _CODE_ONLY: Final = ("signature", "on_handoff", "redact", "tracer_provider", "meter_provider", "logger_provider")
@@ -34,7 +40,7 @@ def policy_from_mapping(table: Mapping[str, Any], where: str = "policy") -> Poli
     """A policy from a table.
 
     Args:
-        table: ``preset`` (default ``"default"``), the settings of :class:`~loopguard.Policy`, what the preset takes,
+        table: ``preset`` (default ``"default"``), the settings of `Policy`, what the preset takes,
             ``limits`` as a table, and thresholds by rule: ``rules = {"repeat": {"warn_after": 4}, "failing": False}``
             or, shorter, ``repeat = {"warn_after": 4}``. False removes a rule, True takes it with its own defaults.
         where: How the table is called in errors.
@@ -65,7 +71,7 @@ def policy_from_mapping(table: Mapping[str, Any], where: str = "policy") -> Poli
 
 
 def limits_of(value: Limits | Mapping[str, Any], where: str = "limits") -> Limits:
-    """Limits from a table with the fields of :class:`~loopguard.Limits`, or the object itself."""
+    """Limits from a table with the fields of `Limits`, or the object itself."""
     if isinstance(value, Limits):
         return value
     if not isinstance(value, Mapping):
@@ -83,7 +89,7 @@ def telemetry_of(value: Telemetry | Mapping[str, Any], where: str = "telemetry")
 
 
 def tools_of(value: str | os.PathLike[str] | Mapping[str, Any]) -> Mapping[str, ToolSpec]:
-    """Tools by name: a TOML file or text, or a mapping of names to tables or ready :class:`~loopguard.ToolSpec`.
+    """Tools by name: a TOML file or text, or a mapping of names to tables or ready `ToolSpec`.
 
     Raises:
         PolicyError: The file cannot be read, or a table cannot be meant.
@@ -123,10 +129,20 @@ def outside_run_of(value: object, where: str = "outside_run") -> OutsideRun:
 
 
 def store_of(value: object, where: str = "store") -> str:
-    """The address of a store, checked to be a text. What it addresses is the store's own matter."""
-    if not isinstance(value, str) or not value.strip():
-        raise PolicyError(f"{where}={value!r} is not an address. Give a text such as 'redis://host:6379/0'.")
-    return value
+    """The address of a store, checked to be one that this version has.
+
+    Raises:
+        PolicyError: It is not. Of an address no more than its scheme is quoted: the rest may hold a password.
+    """
+    if isinstance(value, str) and value in STORES:
+        return value
+    raise PolicyError(f"{where}={hidden_address(value)!r} is not known. {STORE_NOTE}")
+
+
+def hidden_address(value: object) -> object:
+    """An address without what may be secret in it; what is none, as it is."""
+    scheme, sign, _ = value.partition("://") if isinstance(value, str) else ("", "", "")
+    return f"{scheme}://…" if sign else value
 
 
 @cache
@@ -206,7 +222,7 @@ def table_of(value: object, where: str) -> Mapping[str, Any]:
 
 
 def check_keys(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    """Raise :class:`PolicyError` for a key that is not known."""
+    """Raise `PolicyError` for a key that is not known."""
     names = set(known)
     for key in table:
         if key in names:

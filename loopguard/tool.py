@@ -15,8 +15,10 @@ from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 import wrapt
 
+from loopguard.config import known_settings
+from loopguard.errors import PolicyError
 from loopguard.guard import Guard
-from loopguard.policy import Policy, rules_of
+from loopguard.policy import rules_of
 from loopguard.signature import ToolOptions, spec_from_function
 from loopguard.wrappers import async_call, async_stream, call, stream
 
@@ -94,6 +96,9 @@ class GuardedTool(wrapt.FunctionWrapper):  # type: ignore[type-arg]
     def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]
         return self.__wrapped__.__annotations__
 
+    def __repr__(self) -> str:
+        return f"<guarded tool {self._self_guard.tool.name!r} over {self.__wrapped__!r}>"
+
     def __copy__(self) -> Any:
         return self
 
@@ -114,7 +119,7 @@ def guarded_tool(**options: Unpack[ToolOptions]) -> Callable[[F], F]: ...
 
 
 def guarded_tool(function: Any = None, /, **options: Unpack[ToolOptions]) -> Any:
-    """Guard a tool function: inside a :class:`guarded_run`, repeated calls are warned about, refused and stopped.
+    """Guard a tool function: inside a ``guarded_run``, repeated calls are warned about, refused and stopped.
 
     Works bare and with options, on plain, coroutine, generator and async generator functions, methods, class and
     static methods (on either side of the built-in decorator), partials and callable objects.
@@ -123,7 +128,7 @@ def guarded_tool(function: Any = None, /, **options: Unpack[ToolOptions]) -> Any
 
     Args:
         function: The function, where used bare.
-        **options: What the tool tells about itself; see :class:`loopguard.signature.ToolSpec`.
+        **options: What the tool tells about itself; see ``loopguard.signature.ToolSpec``.
 
     Raises:
         PolicyError: An option cannot be meant, or names a parameter that the function does not have.
@@ -146,7 +151,7 @@ def guard_tools(tools: Any, /, **options: Unpack[ToolOptions]) -> Any:
 
     Args:
         tools: A mapping of names to functions (the names become the tools' names), or an iterable of functions.
-        **options: Options for all of them; see :func:`guarded_tool`.
+        **options: Options for all of them; see ``guarded_tool``.
 
     Returns:
         A dict for a mapping, else a list. Functions that are guarded already stay as they are.
@@ -159,8 +164,9 @@ def guard_tools(tools: Any, /, **options: Unpack[ToolOptions]) -> Any:
 
 
 def is_guarded(tool: object) -> bool:
-    """True for a function, method or bound method under :func:`guarded_tool`."""
-    inner = _inner(tool)
+    """True for a function, method or bound method under ``guarded_tool``."""
+    # Since Python 3.13 a class method over a guard is a plain bound method with the guard as its function.
+    inner = tool.__func__ if inspect.ismethod(tool) else _inner(tool)
     return isinstance(tool, (GuardedTool, _BoundTool)) or isinstance(inner, GuardedTool)
 
 
@@ -185,7 +191,10 @@ def _guard(function: Any, *, options: Mapping[str, Any]) -> Any:
     given = dict(options)
     given.setdefault("name", _name(inner))
     spec = spec_from_function(inner, **cast("ToolOptions", given))
-    rules_of(Policy(), spec.tool())  # a threshold that cannot be meant is told here, not at the first call
+    try:  # a threshold that cannot be meant is told here, not at the first call
+        rules_of(known_settings().policy, spec.tool())
+    except PolicyError as error:
+        raise PolicyError(f"tool {spec.name!r}: {error}") from None
     guard = Guard.of_function(inner, spec, bound=inspect.ismethod(inner))
     return GuardedTool(function, _wrapper(inner, guard), guard)
 

@@ -18,6 +18,8 @@ STILL_RUNNING = "is still running"
 DOCS = "https://loopguard-otel.readthedocs.io/rules"
 
 _WORDS: dict[str, Words] = {rule.name: rule.words for rule in RULES}
+_OURS = frozenset(_WORDS)
+_WAYS: dict[str, tuple[str, ...]] = {rule.name: rule.ways for rule in RULES if rule.ways}
 
 
 def words(rule: str) -> Words:
@@ -27,12 +29,13 @@ def words(rule: str) -> Words:
 
 def learn(rule: str, own: Words) -> None:
     """Take in the phrases of a rule that is not ours."""
-    _WORDS.setdefault(rule, own)
+    if rule not in _OURS:
+        _WORDS[rule] = own
 
 
-def in_a_row(seqs: tuple[int, ...]) -> str:
+def in_a_row(seqs: tuple[int, ...], done: int) -> str:
     """`` in a row`` where no other call lies between."""
-    return " in a row" if len(seqs) > 1 and seqs[-1] - seqs[0] == len(seqs) - 1 else ""
+    return " in a row" if done > 1 and seqs[-1] - seqs[0] == done - 1 else ""
 
 
 def _call(finding: Finding) -> str:
@@ -42,29 +45,36 @@ def _call(finding: Finding) -> str:
 # -- sentences anybody may see ---------------------------------------------------------------------------------------
 
 
-def sentence(hit: Hit, run_name: str) -> str:
+def sentence(hit: Hit, run_name: str, enforced: bool = True) -> str:
     """``str()`` of the error, and ``loopguard.loop.message``: no argument, no result, no threshold of a rule."""
     if hit.limit is not None:
-        return limit_sentence(hit, run_name)
+        return limit_sentence(hit, run_name, enforced)
     n = hit.evidence.done
     if hit.action is Action.WARN:
-        return f"{hit.tool} {words(hit.rule).past.format(n=n)}{in_a_row(hit.evidence.seqs)}"
+        return f"{hit.tool} {_counted(words(hit.rule).past, n)}{in_a_row(hit.evidence.seqs, n)}"
     if hit.action is Action.REFUSE:
-        said = f"{words(hit.rule).perfect.format(n=n)} in this run"
+        said = f"{_counted(words(hit.rule).perfect, n)} in this run"
         if n < hit.threshold:  # calls in flight make up the rest
             said = f"is still running and {said}" if n else STILL_RUNNING
-        return f"{hit.tool} was not executed: the same call {said}"
+        did = "was not executed" if enforced else "would have been refused"
+        return f"{hit.tool} {did}: the same call {said}"
+    did = "was stopped" if enforced else "would have been stopped"
     if hit.rule == "stop":
-        return f"run {run_name!r} was stopped: {hit.evidence.pattern[1]}"
+        return f"run {run_name!r} {did}: {hit.evidence.pattern[1]}"
     asked = f" and was asked for {_times(hit.refused, ' more')}" if hit.refused else ""
-    return f"run {run_name!r} was stopped: {hit.tool} {words(hit.rule).past.format(n=n)}{asked}"
+    return f"run {run_name!r} {did}: {hit.tool} {_counted(words(hit.rule).past, n)}{asked}"
+
+
+def _counted(phrase: str, n: int) -> str:
+    """The phrase with its number; once is not "1 times"."""
+    return phrase.format(n=n).replace(" 1 times", " once")
 
 
 def _times(n: int, more: str = "") -> str:
     return f"{n}{more} time{'s' if n != 1 else ''}"
 
 
-def limit_sentence(hit: Hit, run_name: str) -> str:
+def limit_sentence(hit: Hit, run_name: str, enforced: bool = True) -> str:
     """A limit names its own numbers."""
     assert hit.limit is not None
     name, used, allowed = hit.limit
@@ -75,9 +85,11 @@ def limit_sentence(hit: Hit, run_name: str) -> str:
             return f"{tool} has used {many} of its {most} calls in this run"
         return f"run {run_name!r} has used {many} of {most} {_UNITS.get(name, name)}"
     if hit.action is Action.REFUSE:
-        return f"{hit.tool} was not executed: its {most} calls in this run are used up"
+        did = "was not executed" if enforced else "would have been refused"
+        return f"{hit.tool} {did}: its {most} calls in this run are used up"
+    did = "was stopped" if enforced else "would have been stopped"
     what = f"calls of {tool}" if tool else name
-    return f"run {run_name!r} was stopped: {what} {many} of {most}{_what_repeated(name, hit.most)}"
+    return f"run {run_name!r} {did}: {what} {many} of {most}{_what_repeated(name, hit.most)}"
 
 
 _UNITS = {"cost": "USD", "refusals": "refusals"}
@@ -151,22 +163,28 @@ def nudge_text(finding: Finding, target: tuple[str, str] | None, excerpt: str | 
     calls = f"({_call(finding)} {', '.join(map(str, finding.seqs))})"
     if finding.rule == "failing":
         text = (
-            f"Note: {call} has failed {n} times with the same error{quote(excerpt)} {calls}. "
+            f"Note: {call} has failed {_times(n)} with the same error{quote(excerpt)} {calls}. "
             "The error has not changed between the attempts."
         )
     elif finding.rule == "repeat":
-        text = f"Note: {call} has now returned the same result {n} times {calls}."
+        text = f"Note: {call} has now returned the same result {_times(n)} {calls}."
     elif finding.rule == "poll":
         text = (
             f"Note: {call} still gives the same answer{quote(excerpt)} after {n} calls. "
             "Waiting longer between calls gives the same information."
         )
     else:
-        text = f"Note: {call} {words(finding.rule).perfect.format(n=n)} {calls}."
+        text = f"Note: {call} {_counted(words(finding.rule).perfect, n)} {calls}."
     return f"{text} {suggestion}" if suggestion else text
 
 
-def refused_text(finding: Finding, target: tuple[str, str] | None, excerpt: str | None, suggestion: str | None) -> str:
+def refused_text(
+    finding: Finding,
+    target: tuple[str, str] | None,
+    excerpt: str | None,
+    suggestion: str | None,
+    restarts: bool = True,
+) -> str:
     """What a model reads in place of a result that was not fetched again."""
     if finding.rule == "limits":
         return f"Not executed: {finding.message}. Further calls of `{finding.tool}` will not be executed in this run."
@@ -179,18 +197,20 @@ def refused_text(finding: Finding, target: tuple[str, str] | None, excerpt: str 
         )
         return f"{text} {suggestion}" if suggestion else text
     if finding.rule == "failing":
-        said = f"has failed {n} times with the same error{quote(excerpt)}."
+        said = f"has failed {_times(n)} with the same error{quote(excerpt)}."
         since = "The error has not changed between the attempts."
     elif finding.rule == "same_call":
-        said = f"has been run {n} times with the same arguments."
+        said = f"has been run {_times(n)} with the same arguments."
         since = "Repeating it has not been useful so far."
     else:
-        said = f"has been run {n} times and the result was the same each time{quote(excerpt)}."
-        since = "Nothing that could change it has happened since."
+        said = f"has been run {_times(n)} and the result was the same each time{quote(excerpt)}."
+        # Only what was looked for can be said not to have come.
+        since = "No successful change has been seen since." if restarts else ""
     if n < finding.threshold:
         since = f"The same call {STILL_RUNNING}."
     text = (
-        f"Not executed: {call} {said} {since} This call will not be run again until something changes; "
+        f"Not executed: {call} {said} {since + ' ' if since else ''}This call will not be run again until something "
+        "changes; "
         "you can use the result above, take another step, or say what is missing."
     )
     return f"{text} {suggestion}" if suggestion else text
@@ -206,23 +226,23 @@ def stopped_text(reason: str) -> str:
 # -- what a developer reads ------------------------------------------------------------------------------------------
 
 
-def notes(finding: Finding, restarted: str, tool_note: bool = True) -> list[str]:
+def notes(finding: Finding, restarted: str) -> list[str]:
     """Lines below the traceback: rule, threshold, calls, and how to allow it."""
+    run = f"run {finding.run_name!r} {finding.run_id[:8]}…"
+    if finding.rule == "stop":
+        return [f"loopguard: stopped from outside · {run}", '  allow    go on: run.resume("reason")']
+    if finding.rule == "limits":
+        lines = [f"loopguard: rule limits · {run}", "  allow    a higher limit: guarded_run(..., limits=Limits(...))"]
+        return [*lines, f"  why      {DOCS}/limits"]
+    calls = f"calls {', '.join(map(str, finding.seqs))} · " if finding.seqs else ""
     rung = f"{finding.action}_after={finding.threshold}"
-    head = (
-        f"loopguard: rule {finding.rule}, {rung} · run {finding.run_name!r} {finding.run_id[:8]}… · "
-        f"calls {', '.join(map(str, finding.seqs))} · fingerprint {finding.fingerprint}"
-    )
-    lines = [head]
+    lines = [f"loopguard: rule {finding.rule}, {rung} · {run} · {calls}fingerprint {finding.fingerprint}"]
     if restarted:
         lines.append(f"           {restarted}")
-    if tool_note and finding.rule not in ("limits", "stop"):
-        lines.append('  allow    it waits for something: @guarded_tool(kind="poll")')
-        lines.append(
-            "           never refuse this tool: @guarded_tool(refuse_after=0) · only watch: LOOPGUARD_MODE=observe"
-        )
-    lines.append(f"  why      {DOCS}/{finding.rule}")
-    return lines
+    ways = [*_WAYS.get(finding.rule, ()), "only watch: LOOPGUARD_MODE=observe"]
+    lines.append(f"  allow    {ways[0]}")
+    lines += [f"           {way}" for way in ways[1:]]
+    return [*lines, f"  why      {DOCS}/{finding.rule}"]
 
 
 def outside_text(tool: str) -> str:
@@ -232,4 +252,13 @@ def outside_text(tool: str) -> str:
         'Open one around the agent\'s work: with guarded_run("my-agent"): ...  '
         "In a thread pool: pool.submit(run.bind(f), ...). "
         '(Said once per tool; configure(outside_run="ignore") silences it, "raise" makes it an error.)'
+    )
+
+
+def outside_error(tool: str) -> str:
+    """The same as an error."""
+    return (
+        f'{tool} was called outside a run, which configure(outside_run="raise") forbids. '
+        'Open one around the agent\'s work: with guarded_run("my-agent"): ...  '
+        "In a thread pool: pool.submit(run.bind(f), ...)."
     )

@@ -7,6 +7,7 @@ A function here gets ``(wrapped, instance, args, kwargs)`` from wrapt; ``args`` 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from types import CoroutineType
 from typing import Any
 
 from xxhash import xxh3_64_intdigest
@@ -35,29 +36,44 @@ def call(function_guard: Guard) -> Wrapper:
     def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = current.get()
         guard = function_guard if instance is None else method_guard
-        if run is None or not run.direct:
+        if run is None:
+            outside = outside_run(guard, None)
+            return (
+                wrapped(*args, **kwargs) if outside is None else _watched(None, guard, wrapped, args, kwargs, outside)
+            )
+        if not run.direct:
             return _watched(run, guard, wrapped, args, kwargs)
         live = run.tools.get(guard)
         if live is None or not live.plain:
             return _watched(run, guard, wrapped, args, kwargs)
-        values = args if len(args) == live.arity and not kwargs else live.key_of(args, kwargs)
-        for value in values:
-            if value.__class__ not in SCALARS:
-                return _watched(run, guard, wrapped, args, kwargs)
+        if run.owned():  # a signal handler or a finaliser, in the middle of what is locked
+            return wrapped(*args, **kwargs)
         engine = run.engine
         try:
-            key = xxh3_64_intdigest(dumps(values), live.seed)
-            at = run.clock()
+            values = args if len(args) == live.arity and not kwargs else live.key_of(args, kwargs)
+            for value in values:
+                if type(value) not in SCALARS:
+                    key = None
+                    break
+            else:
+                key = xxh3_64_intdigest(dumps(values), live.seed)
+                at = run.clock()
+        except Exception:
+            # Lone surrogates, integers beyond 64 bits, hostile types: ``admit`` knows what to do.
+            key = None
+        if key is None:  # outside of the ``try``: what the tool raises is its own
+            return _watched(run, guard, wrapped, args, kwargs)
+        try:
             run.acquire()
             try:
                 seq: Any = engine.start(at, live.bound, live.kind, key, 0, run.reply)
             finally:
                 run.release()
-        except Exception:
-            # Lone surrogates, integers beyond 64 bits: ``admit`` knows what to do, and reports what is an error.
-            return _watched(run, guard, wrapped, args, kwargs)
+        except Exception as error:
+            run.internal("wrappers.call", error)
+            return wrapped(*args, **kwargs)
         if seq.__class__ is not int:
-            seq = run.refused(live, seq, run, at, live.kind, key, 0, args, kwargs, None)
+            seq = run.refused(live, seq, run, True, args, kwargs)
             if seq.__class__ is Instead:
                 return seq.value
         try:
@@ -65,41 +81,46 @@ def call(function_guard: Guard) -> Wrapper:
         except BaseException as error:
             _raised(run, guard, seq, error, args, kwargs, None)
             raise
-        if result.__class__ is str and guard.simple and run.simple and result and result[0] not in HEADS:
-            opened = engine.open.pop(seq, None)
-            if opened is not None:
-                try:
+        if type(result) is str and guard.simple and run.simple and result and result[0] not in HEADS:
+            opened = engine.open.get(seq)
+            try:
+                data = result.encode()
+                if opened is not None and len(data) <= EXCERPT:
                     before = opened[0].op
-                    data = result.encode()
                     raw = xxh3_64_intdigest(data, run.seed)
-                    if len(data) <= EXCERPT and (
-                        before is None or before.outcome == raw or not worth_masking(opened[0], seq, result)
-                    ):
+                    if before is None or before.outcome == raw or not worth_masking(opened[0], seq, result):
                         run.excerpts[seq & 31] = (seq, result)
                         run.acquire()
                         try:
-                            hit = engine.close(opened, run.clock(), seq, 0, raw)
+                            hit = engine.close(engine.open.pop(seq, None), run.clock(), seq, 0, raw)
                         finally:
                             run.release()
                         if hit is None and not run.would:
                             return result
                         return run.told(guard, hit, seq, result, args, kwargs)
-                    engine.open[seq] = opened
-                except UnicodeEncodeError:
-                    engine.open[seq] = opened
-                except Exception as error:
-                    return run.internal("wrappers.call", error, result)
+            except UnicodeEncodeError:
+                pass
+            except Exception as error:
+                return run.internal("wrappers.call", error, result)
+        if type(result) is CoroutineType:
+            return _later(run, guard, seq, result, args, kwargs, None)
         return run.done(guard, seq, result, args, kwargs) if seq else result
 
     return guarded
 
 
 def _watched(
-    run: Run | None, guard: Guard, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    run: Run | None,
+    guard: Guard,
+    wrapped: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    outside: Run | Traced | None = None,
 ) -> Any:
-    """One call of a plain function, the long way."""
+    """One call of a plain function, the long way; ``outside`` is what was found where no run is open."""
     if run is None or run.closed:
-        outside = outside_run(guard, run)
+        if outside is None:
+            outside = outside_run(guard, run)
         if outside is None:
             return wrapped(*args, **kwargs)
         if isinstance(outside, Traced):
@@ -111,6 +132,23 @@ def _watched(
     handle = _span(run, guard, seq, args, kwargs)
     try:
         result = wrapped(*args, **kwargs)
+    except BaseException as error:
+        _raised(run, guard, seq, error, args, kwargs, handle)
+        raise
+    if type(result) is CoroutineType:
+        return _later(run, guard, seq, result, args, kwargs, handle)
+    if seq:
+        result = run.done(guard, seq, result, args, kwargs, handle)
+    _end(run, handle, result)
+    return result
+
+
+async def _later(
+    run: Run, guard: Guard, seq: int, coroutine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], handle: Any
+) -> Any:
+    """The rest of a call that gave a coroutine: another decorator hid that the function is one."""
+    try:
+        result = await coroutine
     except BaseException as error:
         _raised(run, guard, seq, error, args, kwargs, handle)
         raise
@@ -167,8 +205,9 @@ def stream(function_guard: Guard) -> Wrapper:
             run = outside
         seq = run.admit(guard, args, kwargs)
         if seq.__class__ is Instead:
-            yield seq.value
-            return seq.value
+            value = seq.value
+            yield value
+            return value
         handle = _span(run, guard, seq, args, kwargs)
         seen = Stream(run.seed)
         inner = wrapped(*args, **kwargs)
@@ -271,8 +310,12 @@ def _span(run: Run, guard: Guard, seq: int, args: tuple[Any, ...], kwargs: Mappi
     if not seq or run.spans is None:
         return None
     if run.spans.captures != "none":
-        return guard.span_with_content(run, seq, None, args, kwargs)
-    return run.spans.start(run.id, guard.tool.name, run.agent, seq)
+        handle = guard.span_with_content(run, seq, None, args, kwargs)
+    else:
+        handle = run.spans.start(run.id, guard.tool.name, run.agent, seq)
+    if run.untold:
+        run.tell_span(seq, handle)
+    return handle
 
 
 def _raised(
@@ -288,10 +331,11 @@ def _raised(
     if seq:
         control_flow = guard.spec.control_flow
         if (
-            not isinstance(error, Exception)
+            # By type: ``isinstance`` may run code of a hostile ``__class__``.
+            not issubclass(type(error), Exception)
             # An error of ours speaks of another call, which was refused; for this one it is no outcome.
-            or isinstance(error, LoopguardError)
-            or (control_flow and isinstance(error, control_flow))
+            or issubclass(type(error), LoopguardError)
+            or (control_flow and issubclass(type(error), control_flow))
         ):
             run.abandon(seq)
         else:

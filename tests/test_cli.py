@@ -106,6 +106,22 @@ def test_clash_at_import(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     assert capsys.readouterr().err == "ImportError: ['loopguard'] share the folder\n"
 
 
+@pytest.mark.parametrize("arguments", [["demo", "--plain"], ["doctor"], ["--help"]])
+def test_a_reader_that_has_gone(arguments: list[str]) -> None:
+    """Piped into `head`, every command ends quietly, with the exit code that shells know."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "loopguard", *arguments],
+        stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.PIPE, text=True, encoding="utf-8", timeout=60,
+        env=os.environ | {"PYTHONPATH": str(Path(loopguard.cli.__file__).parents[2]), "PYTHONUTF8": "1"},
+    )  # fmt: skip
+    os.close(writer)
+
+    assert done.stderr == ""
+    assert done.returncode in ({0, 141} if arguments == ["--help"] else {141})  # argparse may have met the pipe first
+
+
 def test_as_a_module() -> None:
     """`python -m loopguard` is the same command, and says nothing beside the report."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}

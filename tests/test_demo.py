@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -50,7 +51,8 @@ def test_three_scenes(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.match(r"loopguard 0\.\d+ · demo · no key, no network · \d\.\d\d s\n", out)
     for pattern in (
         r" 1  healthy: edit, test, edit, test +nothing to say\n",
-        r"#2 pytest  3 failed",
+        r"#2 pytest  3 failed    #3 edit a\.py  applied    #4 pytest  1 failed    …\n",
+        r"    #10 pytest  all passed\n",
         r"✓ 10 calls, 0 refused",
         r" 2  a loop that listens +warned, refused, went on\n",
         r'#1-#3 search "refund 2019"  no results ×3\n',
@@ -438,15 +440,41 @@ def test_without_the_extra(
 
     out = play(capsys)
 
-    assert 'pip install "loopguard-otel[otel]"' in out
+    assert (
+        "none sent; sending needs an extra: pip install 'loopguard-otel[otel]' (in a clone: pip install '.[otel]')"
+        in out
+    )
     assert "stopped at the 11th attempt" in out
     assert collector.bodies == []
 
 
-def test_reasons_are_short() -> None:
-    """Of a long reason the beginning is shown; without one there are no brackets."""
-    to = sending.OtlpSender.__new__(sending.OtlpSender)
-    to._said = ["x" * 300 + "\nmore", "gave up"]
-    assert len(to._reason()) < 130
-    to._said = []
-    assert to._reason() == ""
+def test_nobody_listens(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint at which nothing runs is said in one short line."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")  # with less it may give up before it says why
+
+    assert f" spans     could not be sent to {address}/v1/traces (nothing listens there)\n" in play(capsys)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (["Transient error HTTPSConnectionPool(...): Max retries exceeded (Caused by NameResolutionError(...)"], "no such host"),
+        (["Failed to export span batch due to timeout, max retries or shutdown."], "not reached in time"),
+        (["Read timed out. (read timeout=3)"], "no answer in time"),
+        (["('Connection aborted.', RemoteDisconnected('...'))"], "no connection"),
+        (["SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED]"], "the secure connection failed"),
+        (["Failed to export span batch code: 401, reason: "], "it answered 401: OTEL_EXPORTER_OTLP_HEADERS holds the key"),
+        (["Failed to export span batch code: 500, reason: oh"], "it answered 500"),
+        (["x" * 300 + "\nmore", "gave up"], "x" * 57 + "..."),
+        (["short", "gave up"], "short"),
+        (["Transient error Service Unavailable 503", "... due to timeout, max retries or shutdown."], "it answered 503"),
+        ([], ""),
+    ],
+)  # fmt: skip
+def test_reasons_are_short(said: list[str], reason: str) -> None:
+    """What an exporter logs becomes a few words; of what is not known the beginning is shown."""
+    assert sending.reason_of(said) == reason

@@ -5,7 +5,7 @@ The words after the opening fence decide what happens:
 
 - `python`: executed; `await` at the top is allowed.
 - `text title="Output"`: what the block above prints, log lines of loopguard and the last line of an error included.
-- `python title="test_....py"`: written to a file of that name, which pytest then has to pass.
+- `python title="test_....py"`: written to a file of that name; pytest has to pass the files of a page together.
 - `toml title="loopguard.toml"`: a settings file in whose folder loopguard has to start without complaint.
 - `<!--- skip: next --->` above a block: not executed (it needs a server), but it has to compile.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import functools
 import inspect
 import io
 import logging
@@ -23,6 +24,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +36,9 @@ from sybil.parsers.markdown import ClearNamespaceParser, CodeBlockParser, SkipPa
 from sybil.parsers.rest import DocTestParser
 
 import loopguard
+from loopguard import wording
+from loopguard.options import CHECKS, DEFAULT_IGNORED
+from loopguard.rules import RULES
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -112,11 +117,15 @@ def last_line(error: BaseException) -> str:
     return next(iter(traceback.TracebackException.from_exception(error).format_exception_only())).rstrip("\n")
 
 
-def run_pytest(example: Example) -> None:
-    """Write the block to a test file and let pytest pass it."""
-    Path("test_page.py").write_text(str(example.parsed), encoding="utf-8")
+def write_test_file(name: str, example: Example) -> None:
+    """Write the block to the test file that its title names."""
+    Path(name).write_text(str(example.parsed), encoding="utf-8")
+
+
+def run_test_files() -> None:
+    """Let pytest pass the test files of a page, all of them in one process."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_page.py"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8", timeout=60,
         env=importable(os.environ),
     )  # fmt: skip
@@ -160,13 +169,15 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def test_page(page: Path, in_empty_folder: None) -> None:
     """Each block of a page runs, in order, and prints what the page says."""
     printed = Printed()
-    titles = set(re.findall(r'^```(python title="test_\w+\.py")$', page.read_text(encoding="utf-8"), re.MULTILINE))
+    files = sorted(
+        set(re.findall(r'^```python title="(test_\w+\.py)"$', page.read_text(encoding="utf-8"), re.MULTILINE))
+    )
     document = Document.parse(
         str(page),
         CodeBlockParser("python", printed.run),
         CodeBlockParser(OUTPUT, printed.compare),
         CodeBlockParser('toml title="loopguard.toml"', run_with_settings),
-        *(CodeBlockParser(title, run_pytest) for title in sorted(titles)),
+        *(CodeBlockParser(f'python title="{name}"', functools.partial(write_test_file, name)) for name in files),
         ClearNamespaceParser(),
         SkipParser(),
     )
@@ -174,6 +185,8 @@ def test_page(page: Path, in_empty_folder: None) -> None:
         with contextlib.suppress(pytest.skip.Exception):
             example.evaluate()
     printed.settle()
+    if files:
+        run_test_files()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -212,6 +225,47 @@ def test_public_name_is_in_the_reference(name: str) -> None:
     thing = getattr(loopguard, name)
 
     assert entry in pages or (isinstance(thing, type) and issubclass(thing, loopguard.LoopguardError))
+
+
+def test_options_of_a_tool_are_in_the_reference() -> None:
+    """Each option of a tool has a row in the table of the API page, and each that a text can say one in the other."""
+    tables = {}
+    for page, title in (("api", "Options of a tool"), ("configuration", "Tools by name")):
+        text = (ROOT / "docs" / "reference" / f"{page}.md").read_text(encoding="utf-8")
+        section = re.split(rf"^##+ {title}$", text, flags=re.MULTILINE)[1].partition("\n## ")[0]
+        cells = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
+        tables[page] = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+
+    assert tables["api"] == set(CHECKS)
+    assert tables["configuration"] == set(CHECKS) - {"normalise", "running", "control_flow", "rules", "on_stop"}
+
+
+def test_ignored_arguments_are_in_the_how_to() -> None:
+    """The page names every argument that is ignored where nothing is declared."""
+    text = (ROOT / "docs" / "howto" / "tools.md").read_text(encoding="utf-8")
+    sentence = re.search(r"^Arguments named (.*) are ignored where", text, re.MULTILINE)
+
+    assert sentence is not None
+    assert set(re.findall(r"`(\w+)`", sentence[1])) == DEFAULT_IGNORED
+
+
+def test_rungs_of_the_rules_page() -> None:
+    """The numbers on the page of rules are the defaults."""
+    text = (ROOT / "docs" / "rules" / "index.md").read_text(encoding="utf-8")
+    for rule in (loopguard.Repeat(), loopguard.Failing(), loopguard.Poll(), loopguard.SameCall()):
+        rungs = " / ".join(str(rung or "–") for rung in (rule.warn_after, rule.refuse_after, rule.stop_after))
+        assert re.search(rf"\({rule.name}\.md\) \|[^|]*\| {rungs}[ ,]", text), rungs
+
+
+def test_one_address_of_the_docs() -> None:
+    """Site, project and notes below a traceback name the same place, and the page of each rule is there."""
+    site = re.search(r"^site_url: (\S+)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    assert site is not None
+    assert site[1].rstrip("/") == project["urls"]["Documentation"].rstrip("/") == wording.DOCS.removesuffix("/rules")
+    for name in {rule.name for rule in RULES} | {loopguard.Limits.name}:
+        assert (ROOT / "docs" / "rules" / f"{name}.md").is_file(), name
 
 
 def fenced(info: str) -> list[str]:

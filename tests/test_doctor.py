@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
+import tomllib
 import types
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -84,6 +86,8 @@ def test_healthy(examine: Doctor) -> None:
     assert report.startswith("loopguard ")
     assert "no other distribution installs 'loopguard'" in report
     assert "default · failing 3/5/10, repeat 3/5/10" in report
+    assert "limits             a warning at 1,000 calls, no stop\n" in report
+    assert "store              memory:// · runs are kept in this process\n" in report
     assert "no OTEL_ variable is set" in report
     assert report.endswith("\nno problems\n")
 
@@ -91,7 +95,7 @@ def test_healthy(examine: Doctor) -> None:
 def test_settings_and_where_they_came_from(examine: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each setting is shown with the one who said it; secrets are not shown."""
     (tmp_path / "loopguard.toml").write_text("outside_run = 'ignore'\n[tools.b]\n[tools.a]\n")
-    monkeypatch.setenv("LOOPGUARD_STORE", "redis://user:hunter2@host/0")
+    monkeypatch.setenv("LOOPGUARD_STORE", "memory://")
     monkeypatch.setenv("LOOPGUARD_KEY", "hunter3")
     monkeypatch.setenv("LOOPGUARD_MODE", "observe")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://me:hunter4@host:4318")
@@ -110,10 +114,10 @@ def test_settings_and_where_they_came_from(examine: Doctor, monkeypatch: pytest.
     assert "policy rysh · same_call 0/2/0 · window 20 (configure())" in lines
     assert f"tools a, b ({tmp_path / 'loopguard.toml'})" in lines
     assert f"outside_run ignore ({tmp_path / 'loopguard.toml'})" in lines
-    assert "store redis://***@host/0 (LOOPGUARD_STORE)" in lines
+    assert "store memory:// · runs are kept in this process (LOOPGUARD_STORE)" in lines
     assert "on_finding print (configure())" in lines
     assert "telemetry spans auto, events span, capture key (configure())" in lines
-    assert "limits calls 7, refusals 2, 1 tools (configure())" in lines
+    assert "limits calls 7, refusals 2, calls of 1 tool, a warning at 7 calls (configure())" in lines
     assert "mode in force observe (LOOPGUARD_MODE)" in lines
     assert "fingerprints keyed (LOOPGUARD_KEY)" in lines
     assert "OTEL_EXPORTER_OTLP_ENDPOINT http://***@host:4318" in lines
@@ -126,7 +130,7 @@ def test_own_policy_without_rules(examine: Doctor) -> None:
     report = examine()[1]
 
     assert "own · no rules · window 50" in report
-    assert "a warning only" in report
+    assert "a warning at 1,000 calls, no stop" in report
 
 
 def test_problems_of_settings(
@@ -142,6 +146,40 @@ def test_problems_of_settings(
     assert "problem: LOOPGUARD_MODE='watch'" in report
     assert report.endswith("\n2 problems\n")
     assert not caplog.records
+
+
+def test_a_store_that_this_version_lacks(examine: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address of a shared store is a problem that says what there is, and keeps its password to itself."""
+    monkeypatch.setenv("LOOPGUARD_STORE", "redis://user:hunter2@host/0")
+    code, report = examine()
+
+    assert code == 1
+    assert "problem: LOOPGUARD_STORE='redis://…': This version keeps runs in the process: 'memory://'" in report
+    assert "hunter" not in report
+
+
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        (Limits(), "a warning at 1,000 calls, no stop"),
+        (Limits(soft_calls=0), "no warning, no stop"),
+        (Limits(calls=2_000), "calls 2,000, a warning at 1,800 calls"),
+        (Limits(calls=10, handoff_at=0, calls_per_tool={"a": 1, "b": 2}), "calls 10, calls of 2 tools, no warning"),
+    ],
+)
+def test_limits_in_words(examine: Doctor, limits: Limits, text: str) -> None:
+    """What warns and what stops; those of a policy hold where nobody gave others."""
+    config.configure(policy=Policy(limits=limits))
+
+    assert f"limits             {text}\n" in examine()[1]
+
+
+def test_needed_packages_are_those_of_the_distribution() -> None:
+    """Doctor looks at every package that pyproject.toml requires."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    required = {re.match(r"[\w-]+", line)[0] for line in project["dependencies"]}  # type: ignore[index]
+
+    assert set(doctor._NEEDED) == required
 
 
 def test_broken_settings_file(examine: Doctor, tmp_path: Path) -> None:
@@ -180,8 +218,10 @@ def test_missing_packages(examine: Doctor, monkeypatch: pytest.MonkeyPatch) -> N
 
     assert code == 1
     assert "problem: wrapt is not installed. pip install wrapt" in report
-    assert "not installed   (colours in the demo: loopguard-otel[cli])" in report
-    assert 'nothing can send there. pip install "loopguard-otel[otel]"' in report
+    assert "problem: msgspec is not installed" in report
+    assert "not installed   (colours in the demo: the extra 'cli')" in report
+    assert "to add them: pip install 'loopguard-otel[otel,cli]' (in a clone: pip install '.[otel,cli]')" in report
+    assert "nothing can send there. pip install 'loopguard-otel[otel]' (in a clone: pip install '.[otel]')" in report
     assert "this is a clone" in report
 
 

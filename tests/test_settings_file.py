@@ -125,7 +125,7 @@ def test_bad_policy_files(name: str, text: str | None, said: str) -> None:
 FULL = """
 mode = "observe"
 outside_run = "ignore"
-store = "redis://file/0"
+store = "memory://"
 [policy]
 window = 60
 rules.repeat = { warn_after = 4 }
@@ -152,7 +152,7 @@ def test_file(name: str) -> None:
     now = settings()
 
     assert now.policy == Policy(Repeat(warn_after=4), window=60)
-    assert (now.mode, now.outside_run, now.store) == ("observe", "ignore", "redis://file/0")
+    assert (now.mode, now.outside_run, now.store) == ("observe", "ignore", "memory://")
     assert now.limits == Limits(calls=200)
     assert now.telemetry == Telemetry(events="both", annotate_parent=False, event_prefix="acme.", capture="key")
     assert now.tools["Bash"].primary == ("command",)
@@ -190,7 +190,8 @@ def test_pyproject_of_others(text: str) -> None:
         ("mod = 'off'", r"loopguard.toml: The file has no key 'mod'. Did you mean 'mode'\?"),
         ("mode = 'of'", "loopguard.toml: mode='of' is not one of"),
         ("outside_run = 1", "loopguard.toml: outside_run=1 is not one of"),
-        ("store = 1", "loopguard.toml: store=1 is not an address"),
+        ("store = 1", "loopguard.toml: store=1 is not known"),
+        ("store = 'redis://me:secret@host'", "loopguard.toml: store='redis://…' is not known. This version keeps"),
         ("limits = 3", "loopguard.toml: limits=3 is not a Limits"),
         ("telemetry = 3", "loopguard.toml: telemetry=3 is not a Telemetry"),
         ("[telemetry]\nredact = 'x'", "telemetry cannot hold 'redact': it is an object"),

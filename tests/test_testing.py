@@ -180,7 +180,7 @@ def test_capture_of_every_way_to_nudge() -> None:
                 search("x")
 
         assert [nudge.text for nudge in events.nudges] == [
-            "Note: `search` has now returned the same result 3 times (calls 1, 2, 3)."
+            'Note: `search` with query "x" has now returned the same result 3 times (calls 1, 2, 3).'
         ]
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 
-__all__ = ["main"]
+__all__ = ["install_hint", "main"]
+
+#: What a shell says of a program whose reader has gone: 128 and the number of SIGPIPE.
+READER_GONE = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -16,8 +21,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; None = those of the process.
 
     Returns:
-        The exit code: 0 = fine, 1 = ``doctor`` found problems or the installation is broken, 2 = wrong usage.
+        The exit code: 0 = fine, 1 = ``doctor`` found problems or the installation is broken, 2 = wrong usage,
+        141 = whoever read the output, such as ``head``, has gone.
     """
+    try:
+        code = _run(argv)
+        # What is still in the buffer would else be written while the interpreter ends, where nothing can catch it.
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _write_nowhere()
+        return READER_GONE
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
     try:
         arguments = _parser().parse_args(argv)
     except SystemExit as leaving:  # argparse has said why
@@ -38,6 +55,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"ImportError: {text}", file=sys.stderr)
         return 1
+
+
+def _write_nowhere() -> None:
+    """Let what is still in the buffers go: the interpreter flushes them once more at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a stream that a test put there has no number
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def install_hint(extra: str) -> str:
+    """The command that installs an extra, from the index and in a clone."""
+    return f"pip install 'loopguard-otel[{extra}]' (in a clone: pip install '.[{extra}]')"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -117,8 +117,8 @@ def _scene(title: str, name: str, to: Sender) -> Iterator[Scene]:
 
 
 def healthy(to: Sender) -> Scene:
-    """Edits and tests in turn: the same result comes three times, but something was changed in between."""
-    failures = [3, 3, 3, 1, 0]
+    """Edits and tests in turn: one result comes three times, but each time something was changed in between."""
+    failures = [3, 1, 1, 1, 0]
     with _scene("healthy: edit, test, edit, test", "coder", to) as scene:
         for attempt in range(len(failures)):
             scene.take("edit a.py", lambda text=f"attempt {attempt}": edit("a.py", text))  # type: ignore[misc]
@@ -202,6 +202,8 @@ def _page(scenes: list[Scene], took: float, to: Sender, notes: list[str]) -> Ite
     for line in lines:
         yield [("    ", ""), *line]
     yield [("    ", ""), *last, ("    …", "")]
+    end = good.steps[-1]
+    yield [("    ", ""), (f"#{len(good.steps)} {end.asked}  {end.outcome}", "red" if end.refused else "")]
     refused = sum(step.refused for step in good.steps)
     yield [("    ", ""), (f"✓ {len(good.steps) - refused} calls, {refused} refused", "green")]
     yield []

@@ -16,18 +16,19 @@ from types import ModuleType
 from typing import Any, Final
 
 from loopguard import _clash, config, environment
+from loopguard.cli import install_hint
 from loopguard.errors import PolicyError
 from loopguard.policy import PRESETS, Policy
 from loopguard.records import Kind
 from loopguard.rules import Limits
 
-#: Packages that are not needed, and what each is for.
-_OPTIONAL: Final = {
-    "opentelemetry-sdk": "sends spans and metrics: loopguard-otel[otel]",
-    "opentelemetry-exporter-otlp-proto-http": "sends them over OTLP: loopguard-otel[otel]",
-    "rich": "colours in the demo: loopguard-otel[cli]",
+#: Packages that are not needed, what each is for, and the extra that brings it.
+_OPTIONAL: Final[dict[str, tuple[str, str]]] = {
+    "opentelemetry-sdk": ("sends spans and metrics", "otel"),
+    "opentelemetry-exporter-otlp-proto-http": ("sends them over OTLP", "otel"),
+    "rich": ("colours in the demo", "cli"),
 }
-_NEEDED: Final = ("opentelemetry-api", "orjson", "wrapt", "xxhash")
+_NEEDED: Final = ("msgspec", "opentelemetry-api", "orjson", "wrapt", "xxhash")
 
 #: Variables that decide where OpenTelemetry sends what loopguard tells it.
 _OTEL: Final = (
@@ -134,7 +135,7 @@ def _installation(report: Report) -> None:
         listed = ", ".join(damaged[:3]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
         report.problem(
             f"files are not those that {_clash.DISTRIBUTION} installed: {listed}. "
-            f"Install again: pip install --force-reinstall --no-deps {_clash.DISTRIBUTION}"
+            f"Install again: pip install --force-reinstall --no-deps {_clash.DISTRIBUTION} (in a clone: . in its place)"
         )
     if not others and not damaged:
         report.row("import", "no other distribution installs 'loopguard'")
@@ -148,9 +149,11 @@ def _settings(report: Report) -> None:
     except PolicyError as error:
         report.problem(str(error))
         return
-    for name, value, source in origins:
-        report.row(name, _shown(name, value), f"({source})" if source != "default" else "")
     now = config.settings()
+    for name, value, source in origins:
+        # Where nobody gave limits those of the policy hold, or the default.
+        holds = now.policy.limits or Limits() if name == "limits" and value is None else value
+        report.row(name, _shown(name, holds), f"({source})" if source != "default" else "")
     asked = now.mode or now.policy.mode
     mode = config.effective_mode(asked)
     report.row("mode in force", mode, "" if mode == asked else f"({environment.MODE})")
@@ -170,8 +173,14 @@ def _packages(report: Report) -> None:
             report.problem(f"{name} is not installed. pip install {name}")
         else:
             report.row(name, version)
-    for name, use in _OPTIONAL.items():
-        report.row(name, _installed(name) or "not installed", "" if _installed(name) else f"({use})")
+    missing = []
+    for name, (use, extra) in _OPTIONAL.items():
+        version = _installed(name)
+        report.row(name, version or "not installed", "" if version else f"({use}: the extra {extra!r})")
+        if version is None and extra not in missing:
+            missing.append(extra)
+    if missing:
+        print(f"  to add them: {install_hint(','.join(missing))}")
 
 
 def _telemetry(report: Report) -> None:
@@ -185,7 +194,7 @@ def _telemetry(report: Report) -> None:
     if not values:
         report.row("environment", "no OTEL_ variable is set")
     if any("ENDPOINT" in name for name in values) and not _installed("opentelemetry-sdk"):
-        report.problem('an OTLP endpoint is set and nothing can send there. pip install "loopguard-otel[otel]"')
+        report.problem(f"an OTLP endpoint is set and nothing can send there. {install_hint('otel')}")
 
 
 def _tools(report: Report, target: str, tools: Mapping[str, Any]) -> None:
@@ -249,7 +258,7 @@ def find_tools(target: str) -> dict[str, Any]:
 
 
 def spec_of(tool: Any) -> Any:
-    """The :class:`~loopguard.ToolSpec` of a guarded tool; None for one that is not guarded.
+    """The `ToolSpec` of a guarded tool; None for one that is not guarded.
 
     A framework's tool object counts as guarded if the function in it is.
     """
@@ -299,7 +308,7 @@ def _installed(name: str) -> str | None:
 
 def _shown(name: str, value: Any) -> str:
     show: Callable[[Any], str] | None = _SHOW.get(name)
-    if value is None or (name == "tools" and not value):
+    if (value is None and name != "store") or (name == "tools" and not value):
         return "–"
     return show(value) if show is not None else str(value)
 
@@ -316,10 +325,11 @@ def _rungs(rule: Any) -> tuple[int | None, ...]:
 
 def _limits_text(limits: Limits) -> str:
     names = ("calls", "seconds", "tokens", "cost", "refusals")
-    changed = {name: getattr(limits, name) for name in names if getattr(limits, name) is not None}
-    text = ", ".join(f"{name} {value}" for name, value in changed.items())
-    tools = f"{len(limits.calls_per_tool)} tools" if limits.calls_per_tool else ""
-    return ", ".join(filter(None, (text, tools))) or "a warning only"
+    stops = [f"{name} {getattr(limits, name):,}" for name in names if getattr(limits, name) is not None]
+    if limits.calls_per_tool:
+        stops.append(f"calls of {len(limits.calls_per_tool)} tool{'s' if len(limits.calls_per_tool) != 1 else ''}")
+    warning = f"a warning at {limits.warn_calls:,} calls" if limits.warn_calls else "no warning"
+    return ", ".join((*stops, warning, *(() if stops else ("no stop",))))
 
 
 def _hidden(name: str, value: str) -> str:
@@ -329,7 +339,7 @@ def _hidden(name: str, value: str) -> str:
 _SHOW: Final[dict[str, Callable[[Any], str]]] = {
     "policy": _policy_text,
     "tools": lambda tools: ", ".join(sorted(tools)),
-    "store": lambda store: _hidden("store", store),
+    "store": lambda store: f"{store or 'memory://'} · runs are kept in this process",
     "on_finding": lambda function: getattr(function, "__qualname__", type(function).__name__),
     "telemetry": lambda telemetry: f"spans {telemetry.spans}, events {telemetry.events}, capture {telemetry.captures}",
     "limits": _limits_text,

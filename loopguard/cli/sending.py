@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
+from loopguard.cli import install_hint
 from loopguard.config import configure
 from loopguard.telemetry.settings import Telemetry
 
@@ -45,7 +46,7 @@ def sender() -> Iterator[Sender]:
         try:
             to: Sender = OtlpSender(said)
         except ImportError:
-            to = Sender(("spans", f'{ENDPOINT} is set; sending needs an extra: pip install "loopguard-otel[otel]"'))
+            to = Sender(("spans", f"none sent; sending needs an extra: {install_hint('otel')}"))
         yield to
         to.finish()
 
@@ -128,11 +129,43 @@ class OtlpSender(Sender):
         self._meters.shutdown()
 
     def _reason(self) -> str:
-        """The first thing that OpenTelemetry logged, in brackets: the later ones say that it gave up."""
-        if not self._said:
-            return ""
-        reason = self._said[0].strip().splitlines()[0]
-        return f" ({reason[:117]}...)" if len(reason) > 120 else f" ({reason})"
+        """Why it failed, in brackets and in a few words, from what OpenTelemetry logged."""
+        reason = reason_of(self._said)
+        return f" ({reason})" if reason else ""
+
+
+def reason_of(said: Sequence[str]) -> str:
+    """A few words for what an exporter logged; "" for nothing.
+
+    The first line says most: the later ones say that it gave up.
+    """
+    for line in said:
+        for sign, words in _REASONS:
+            if sign.search(line):
+                return words
+        answered = _ANSWERED.search(line)
+        if answered is not None:
+            return f"it answered {answered[1]}{_HINTS.get(answered[1], '')}"
+    first = said[0].strip().splitlines()[0] if said and said[0].strip() else ""
+    return f"{first[:57]}..." if len(first) > 60 else first
+
+
+#: What exporters log when they come to no answer, and how to say it.
+_REASONS: Final = (
+    (re.compile(r"NameResolution|Name or service not known|nodename nor servname|getaddrinfo"), "no such host"),
+    (re.compile(r"Connection refused|actively refused|NewConnectionError"), "nothing listens there"),
+    (re.compile(r"CERTIFICATE|SSLError|WRONG_VERSION_NUMBER"), "the secure connection failed"),
+    (re.compile(r"timed out|TimeoutError"), "no answer in time"),
+    (re.compile(r"due to timeout, max retries"), "not reached in time"),
+    (re.compile(r"Max retries exceeded|Connection(Error| aborted)|RemoteDisconnected"), "no connection"),
+)
+_ANSWERED: Final = re.compile(r"\b([345]\d\d)\b")
+_HINTS: Final = {
+    "401": ": OTEL_EXPORTER_OTLP_HEADERS holds the key",
+    "403": ": OTEL_EXPORTER_OTLP_HEADERS holds the key",
+    "404": ": is it the address of an OTLP endpoint?",
+    "405": ": it takes no such data",
+}
 
 
 class Counting:

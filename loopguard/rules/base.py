@@ -1,6 +1,6 @@
 """What a rule is: thresholds, what arms it, and a function from the index to evidence.
 
-A rule never acts and never remembers that it warned: the ladder (:mod:`loopguard.engine`) does that once for all.
+A rule never acts and never remembers that it warned: the ladder (``loopguard.engine``) does that once for all.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Rule:
     """Base of all rules: a frozen dataclass of thresholds.
 
     ``warn_after`` / ``refuse_after`` / ``stop_after`` are counts of matching operations; 0 or None is off.
-    A rule of your own defines :meth:`judge` and is right by construction; the built-in ones answer the same question
-    from the shared index in :meth:`evidence`, and the contract suite holds both equal.
+    A rule of your own defines ``judge`` and is right by construction; the built-in ones answer the same question
+    from the shared index in ``evidence``, and the contract suite holds both equal.
     """
 
     warn_after: int | None = 3
@@ -70,6 +70,8 @@ class Rule:
     trigger: ClassVar[Trigger] = Trigger.ANY
     #: How a finding is worded: "search ... 5 times".
     words: ClassVar[Words] = Words()
+    #: How a tool can be allowed what this rule objects to, a line each.
+    ways: ClassVar[tuple[str, ...]] = ()
     #: Among findings of one record with the same action the lower rank is reported.
     rank: ClassVar[int] = 50
     #: Novel writes and user messages restart its evidence.
@@ -97,13 +99,13 @@ class Rule:
     ) -> Evidence | None:
         """The same from the shared index; ``operation`` is None before the call.
 
-        The default shows :meth:`judge` the window: right, and O(window).
+        The default shows ``judge`` the window: right, and O(window).
         """
         call = Attempt(entry.row.name, entry.key, entry.kind, at, operation, entry.flight)
         return self.judge(self.window(index, entry), call)
 
     def window(self, index: Index, entry: Entry) -> list[Operation]:
-        """The operations that :meth:`judge` is shown for this call, oldest first. O(window)."""
+        """The operations that ``judge`` is shown for this call, oldest first. O(window)."""
         ops = index.since(index.floor(self.restarts))
         cleared = index.edits_floor(entry) if self.clears_edits else 0
         return [op for op in ops if op.key != entry.key or op.status or op.n > cleared] if cleared else ops
@@ -125,7 +127,7 @@ class Rule:
         return [evidence for evidence in found if evidence is not None and evidence.done]
 
     def check(self, window: int, endless: bool) -> None:
-        """Raise :class:`PolicyError` for thresholds that cannot be meant."""
+        """Raise ``PolicyError`` for thresholds that cannot be meant."""
         check_rungs(self, "", (self.warn_after, self.refuse_after, self.stop_after), window, endless)
 
     def replace(self, **changes: Any) -> Self:
@@ -152,7 +154,7 @@ def lowest(*rungs: int | None) -> int:
 def check_rungs(
     rule: Rule, which: str, rungs: tuple[int | None, int | None, int | None], window: int, endless: bool
 ) -> None:
-    """Raise :class:`PolicyError` unless warn <= refuse <= stop, all reachable, and a refusal comes to an end."""
+    """Raise ``PolicyError`` unless warn <= refuse <= stop, all reachable, and a refusal comes to an end."""
     title = type(rule).__name__
     names = tuple(f"{which}{name}" for name in ("warn_after", "refuse_after", "stop_after"))
     for name, rung in zip(names, rungs, strict=True):
@@ -181,6 +183,17 @@ def check_rungs(
         )
 
 
+#: Operations of a pattern that a finding looks at; more would make a long loop cost more with every call.
+SHOWN = 20
+
+
+def shown(operations: Sequence[Operation]) -> tuple[int, ...]:
+    """The call numbers of the first operation and of the last nineteen."""
+    if len(operations) <= SHOWN:
+        return tuple(op.seq for op in operations)
+    return (operations[0].seq, *(op.seq for op in operations[1 - SHOWN :]))
+
+
 def took(operations: Sequence[Operation]) -> float:
-    """Seconds spent in the operations after the first."""
-    return float(sum(op.took for op in operations[1:]))
+    """Seconds spent in the operations after the first; of many, in the last nineteen."""
+    return float(sum(op.took for op in operations[max(1, len(operations) - SHOWN + 1) :]))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from loopguard.index import Trigger
 from loopguard.records import ErrorClass, Evidence, Kind, Operation, Status
-from loopguard.rules.base import Attempt, Rule, Words, check_rungs, lowest, took
+from loopguard.rules.base import Attempt, Rule, Words, check_rungs, lowest, shown, took
 
 if TYPE_CHECKING:
     from loopguard.index import Entry, Index
@@ -44,6 +44,10 @@ class Failing(Rule):
     name: ClassVar[str] = "failing"
     words: ClassVar[Words] = Words(
         "failed {n} times with the same error", "has failed {n} times with the same error", "{n} times the same error"
+    )
+    ways: ClassVar[tuple[str, ...]] = (
+        "an agent gets past this error: @guarded_tool(recoverable=(ValueError,))",
+        "never refuse or stop this tool for it: @guarded_tool(rules=(Failing.off(),))",
     )
     trigger: ClassVar[Trigger] = Trigger.FAILED
     rank: ClassVar[int] = 20
@@ -88,7 +92,7 @@ class Failing(Rule):
             key,
             ops[-1].outcome,
             len(ops),
-            tuple(op.seq for op in ops),
+            shown(ops),
             warn,
             refuse,
             stop,

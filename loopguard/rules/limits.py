@@ -36,7 +36,7 @@ class Limits:
         refusals: Refused rounds allowed in the run; the next refusal stops it.
         handoff_at: The share of each limit at which a warning is given and ``on_handoff`` is asked. 0 is off.
         on_handoff: A plain function, called once for each limit, when ``handoff_at`` of it is used, with a
-            :class:`~loopguard.LimitStatus`. It returns None (go on), ``"stop"``, or a ``Limits`` whose numbers take
+            ``LimitStatus``. It returns None (go on), ``"stop"``, or a ``Limits`` whose numbers take
             the place of those that hold; what that one leaves out stays.
         price: What tokens cost: ``"genai-prices"`` (the table of that package, extra ``prices``), or a function of
             model, input tokens and output tokens that returns US dollars, or None for a model that it does not know.
@@ -69,6 +69,10 @@ class Limits:
                 raise PolicyError(f"Limits({name}={value!r}) must be a number above 0. None = no limit.")
         if self.soft_calls is not None and (not _whole(self.soft_calls) or self.soft_calls < 0):
             raise PolicyError(f"Limits(soft_calls={self.soft_calls!r}) must be a whole number of at least 0.")
+        if not isinstance(self.calls_per_tool, Mapping):
+            raise PolicyError(
+                f"Limits(calls_per_tool={self.calls_per_tool!r}) is not a mapping: calls_per_tool={{'search': 5}}."
+            )
         for tool, value in self.calls_per_tool.items():
             if not _whole(value) or value < 0:
                 raise PolicyError(f"Limits(calls_per_tool={{{tool!r}: {value!r}}}) must be at least 0.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from loopguard.errors import PolicyError
 from loopguard.index import Trigger
 from loopguard.records import Evidence, Kind, Operation, Status
-from loopguard.rules.base import Attempt, Rule, Words, check_rungs, took
+from loopguard.rules.base import Attempt, Rule, Words, check_rungs, shown, took
 
 if TYPE_CHECKING:
     from loopguard.index import Entry, Index
@@ -20,7 +20,7 @@ class Poll(Rule):
     """Equal answers of a poll while what it asks about is running.
 
     Where the records carry time the warning waits for ``patience`` as well, and so does the refusal.
-    Once the answer says that it ended, :class:`Repeat` applies.
+    Once the answer says that it ended, ``Repeat`` applies.
 
     Args:
         patience: Seconds of equal answers before anything is said (default 600).
@@ -34,6 +34,10 @@ class Poll(Rule):
     name: ClassVar[str] = "poll"
     words: ClassVar[Words] = Words(
         "gave the same answer {n} times", "has given the same answer {n} times", "{n} times the same answer"
+    )
+    ways: ClassVar[tuple[str, ...]] = (
+        'it takes longer: @guarded_tool(kind="poll", patience=1800)',
+        "never refuse this tool for it: @guarded_tool(rules=(Poll.off(),))",
     )
     trigger: ClassVar[Trigger] = Trigger.SAME_OPERATION
     rank: ClassVar[int] = 45
@@ -67,14 +71,14 @@ class Poll(Rule):
     def _found(self, key: int, ops: Sequence[Operation], at: float | None) -> Evidence | None:
         if not ops:
             return None
-        first = ops[0].at
+        first = ops[-1].since
         patient = at is not None and first is not None and at - first < self.patience
         return Evidence(
             (self.name, key),
             key,
             ops[-1].outcome,
             len(ops),
-            tuple(op.seq for op in ops),
+            shown(ops),
             0 if patient else self.warn_after or 0,
             0 if patient else self.refuse_after or 0,
             0 if patient else self.stop_after or 0,

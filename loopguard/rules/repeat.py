@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from loopguard.errors import PolicyError
 from loopguard.index import Trigger
 from loopguard.records import Evidence, Kind, Operation, Status
-from loopguard.rules.base import Attempt, Rule, Words, check_rungs, lowest, took
+from loopguard.rules.base import Attempt, Rule, Words, check_rungs, lowest, shown, took
 
 if TYPE_CHECKING:
     from loopguard.index import Entry, Index
@@ -48,6 +48,10 @@ class Repeat(Rule):
     words: ClassVar[Words] = Words(
         "gave the same result {n} times", "has given the same result {n} times", "{n} times the same result"
     )
+    ways: ClassVar[tuple[str, ...]] = (
+        'it waits for something: @guarded_tool(kind="poll")',
+        "never refuse or stop this tool: @guarded_tool(refuse_after=0, stop_after=0)",
+    )
     trigger: ClassVar[Trigger] = Trigger.SAME_OPERATION
     rank: ClassVar[int] = 40
     clears_edits: ClassVar[bool] = True
@@ -66,7 +70,8 @@ class Repeat(Rule):
         if self.within is not None and ops:
             ops = recent(ops, at, self.within)
         mixed = bool(ops) and entry.mixed_at > ops[0].n
-        return self._found(entry.key, ops[-1].outcome if ops else 0, ops, mixed, any_soft(ops))
+        soft = bool(ops) and entry.soft_at > ops[0].n
+        return self._found(entry.key, ops[-1].outcome if ops else 0, ops, mixed, soft)
 
     def judge(self, window: Sequence[Operation], call: Attempt) -> Evidence | None:
         """From the window, by its definition."""
@@ -99,7 +104,7 @@ class Repeat(Rule):
             key,
             outcome,
             len(ops),
-            tuple(op.seq for op in ops),
+            shown(ops),
             warn,
             0 if soft else refuse,
             0 if soft else stop,
@@ -123,7 +128,7 @@ class Repeat(Rule):
         check_rungs(self, "", (self.warn_after, self.refuse_after, self.stop_after), window, endless)
         unknown = (self.unknown_warn_after, self.unknown_refuse_after, self.unknown_stop_after)
         check_rungs(self, "unknown_", unknown, window, endless)
-        if self.within is not None and not self.within > 0:
+        if self.within is not None and not (isinstance(self.within, (int, float)) and self.within > 0):
             raise PolicyError(f"Repeat(within={self.within!r}) must be seconds above 0. None counts the whole window.")
 
 

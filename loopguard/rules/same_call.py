@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from loopguard.index import Trigger
 from loopguard.records import Evidence, Operation
-from loopguard.rules.base import Attempt, Rule, Words, took
+from loopguard.rules.base import Attempt, Rule, Words, shown, took
 
 if TYPE_CHECKING:
     from loopguard.index import Entry, Index
@@ -32,6 +32,7 @@ class SameCall(Rule):
         "has been made {n} times",
         "{n} times the same arguments",
     )
+    ways: ClassVar[tuple[str, ...]] = ("never refuse this tool for it: @guarded_tool(rules=(SameCall.off(),))",)
     trigger: ClassVar[Trigger] = Trigger.SAME_CALL
     rank: ClassVar[int] = 60
     forgets_on_change: ClassVar[bool] = False
@@ -56,7 +57,7 @@ class SameCall(Rule):
             key,
             0,
             len(ops),
-            tuple(op.seq for op in ops),
+            shown(ops),
             self.warn_after or 0,
             self.refuse_after or 0,
             self.stop_after or 0,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from loopguard.errors import PolicyError
 from loopguard.index import Trigger
 from loopguard.records import Evidence, Operation, Status
-from loopguard.rules.base import Attempt, Rule, Words, took
+from loopguard.rules.base import Attempt, Rule, Words, shown, took
 from loopguard.rules.failing import Failing
 from loopguard.rules.repeat import Repeat
 
@@ -169,7 +169,7 @@ def tally_evidence(name: str, pair: tuple[int, int], ops: Sequence[Operation], w
         pair[0],
         pair[1],
         len(ops),
-        tuple(op.seq for op in ops),
+        shown(ops),
         warn,
         0,
         stop,
@@ -181,7 +181,7 @@ def tally_evidence(name: str, pair: tuple[int, int], ops: Sequence[Operation], w
 
 
 def check_not_negative(rule: Rule, pairs: Sequence[tuple[str, int | None]]) -> None:
-    """Raise :class:`PolicyError` for a negative threshold."""
+    """Raise ``PolicyError`` for a negative threshold."""
     for name, rung in pairs:
         if rung is not None and (isinstance(rung, bool) or not isinstance(rung, int) or rung < 0):
             raise PolicyError(f"{type(rule).__name__}({name}={rung!r}) must be a whole number of at least 0.")

@@ -6,6 +6,7 @@ They need no set-up: without any, Python prints warnings and errors to stderr.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from loopguard.records import Action
@@ -67,7 +68,7 @@ def _evidence(finding: Finding) -> str:
     if calls := _calls(finding):
         parts.append(calls)
     # A limit is said in its own unit by the message; its rung would read as a number of calls.
-    rung = "" if finding.rule == "limits" else f", {finding.action.value}_after={finding.threshold}"
+    rung = "" if finding.rule in ("limits", "stop") else f", {finding.action.value}_after={finding.threshold}"
     parts.append(f"{finding.rule}{rung}")
     return "; ".join(parts)
 
@@ -102,3 +103,9 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
+def warning(text: str, *values: object) -> None:
+    """A line of another kind. A filter or handler of the user that raises does not reach the tool."""
+    with suppress(Exception):
+        logger.warning(text, *values)

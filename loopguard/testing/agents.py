@@ -29,10 +29,10 @@ class Script:
     """A model that asks for calls in a fixed order.
 
     It stands for a model in your own agent loop: call it with whatever your loop hands to a model, and it gives the
-    next :class:`Ask`, or None where the script is over. It can be iterated over, once.
+    next `Ask`, or None where the script is over. It can be iterated over, once.
 
     Args:
-        *calls: ``(tool, args)`` pairs, tool names, or :class:`Ask`.
+        *calls: ``(tool, args)`` pairs, tool names, or `Ask`.
         repeat: Begin again at the end, forever.
 
     ```python
@@ -79,11 +79,12 @@ class ScriptedAgent:
     """An agent loop with a script in place of a model.
 
     It calls your tools, is told results, refusals and nudges, and asks on. What ends a run ends it: ``RunStopped``
-    leaves :meth:`run`. Errors of tools are told to the model, as agents do.
-    Tools that are not guarded themselves are called in a ``run.call``.
+    leaves `run`. Errors of tools are told to the model, as agents do.
+    Tools that are not guarded themselves are guarded here, by a ``run.call``: it does not show that a decorator is
+    missing. That your tools have theirs is for ``assert_guarded`` to say.
 
     Args:
-        script: A :class:`Script`, or calls for one.
+        script: A `Script`, or calls for one.
         tools: Functions by name, or an iterable of functions.
         listens: An agent that was refused a call does not ask for it again. One with nothing else to ask for is done.
         most: After so many calls something should have ended it; ``AssertionError``.
@@ -127,7 +128,7 @@ class ScriptedAgent:
         Raises:
             RunStopped: The run is over.
             AssertionError: ``most`` calls were made and nothing ended the agent.
-            ScriptError: A tool is unknown, or asynchronous; for those there is :meth:`arun`.
+            ScriptError: A tool is unknown, or asynchronous; for those there is `arun`.
         """
         for ask in self._asks():
             try:
@@ -141,7 +142,7 @@ class ScriptedAgent:
         return self.told
 
     async def arun(self) -> list[object]:
-        """As :meth:`run`, for tools of either kind."""
+        """As `run`, for tools of either kind."""
         for ask in self._asks():
             try:
                 self._tell(await self._acall(ask))
@@ -172,8 +173,7 @@ class ScriptedAgent:
         if is_guarded(tool):
             return _plain(ask, tool(**ask.args))
         with current_run().call(ask.tool, ask.args, id=ask.id) as call:
-            if not call.instead:
-                call.result = _plain(ask, tool(**ask.args))
+            call.result = _plain(ask, tool(**ask.args))
         return call.result
 
     async def _acall(self, ask: Ask) -> Any:
@@ -181,8 +181,7 @@ class ScriptedAgent:
         if is_guarded(tool):
             return await _awaited(tool(**ask.args))
         async with current_run().call(ask.tool, ask.args, id=ask.id) as call:
-            if not call.instead:
-                call.result = await _awaited(tool(**ask.args))
+            call.result = await _awaited(tool(**ask.args))
         return call.result
 
     def _tool(self, ask: Ask) -> Callable[..., Any]:

@@ -44,7 +44,7 @@ class CapturedCall:
 
 @dataclass
 class Captured:
-    """What happened so far, in order, in all runs opened under :func:`capture_events`."""
+    """What happened so far, in order, in all runs opened under `capture_events`."""
 
     findings: list[Finding] = field(default_factory=list)
     calls: list[CapturedCall] = field(default_factory=list)
@@ -141,16 +141,17 @@ class ObservedReporter(Reporter):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         handle: Any = None,
+        spans: bool = True,
     ) -> None:
-        """See :meth:`Reporter.publish`."""
+        """See ``Reporter.publish``."""
         for captured in self.run.heard_by:
             captured.findings.append(finding)
-        super().publish(finding, guard, args, kwargs, handle)
+        super().publish(finding, guard, args, kwargs, handle, spans)
 
     def nudge_for(
         self, finding: Finding, guard: Guard | None, seq: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Nudge:
-        """See :meth:`Reporter.nudge_for`."""
+        """See ``Reporter.nudge_for``."""
         nudge = super().nudge_for(finding, guard, seq, args, kwargs)
         for captured in self.run.heard_by:
             captured.nudges.append(nudge)
@@ -171,7 +172,7 @@ class ObservedRun(Run):
             captured.runs.append(self)
 
     def admit(self, guard: Guard, args: tuple[Any, ...], kwargs: Mapping[str, Any], call_id: str | None = None) -> Any:
-        """See :meth:`Run.admit`."""
+        """See ``Run.admit``."""
         call = CapturedCall(guard.tool.name, dict(guard.binder.named(args, dict(kwargs))), self.name)
         try:
             answer = super().admit(guard, args, kwargs, call_id)
@@ -197,7 +198,7 @@ class ObservedRun(Run):
         kwargs: Mapping[str, Any],
         handle: Any = None,
     ) -> Any:
-        """See :meth:`Run.done`."""
+        """See ``Run.done``."""
         self._ended(seq, "ok", result=None if result.__class__ is Stream else result)
         return super().done(guard, seq, result, args, kwargs, handle)
 
@@ -210,12 +211,12 @@ class ObservedRun(Run):
         kwargs: Mapping[str, Any],
         handle: Any = None,
     ) -> None:
-        """See :meth:`Run.failed`."""
+        """See ``Run.failed``."""
         self._ended(seq, "failed", error=error)
         super().failed(guard, seq, error, args, kwargs, handle)
 
     def abandon(self, seq: int) -> None:
-        """See :meth:`Run.abandon`."""
+        """See ``Run.abandon``."""
         self._ended(seq, "abandoned")
         super().abandon(seq)
 

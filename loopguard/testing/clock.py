@@ -10,7 +10,7 @@ from loopguard import scope
 
 
 class FakeClock:
-    """A clock for the runs that are opened while its block is open. It starts in 2026 and moves by :meth:`advance`.
+    """A clock for the runs that are opened while its block is open. It starts in 2026 and moves by `advance`.
 
     Used by rules that look at waits between calls, and for the seconds that a finding reports.
 
@@ -66,7 +66,7 @@ class FakeClock:
 
 
 def fake_clock(start: float = 1_767_225_600.0) -> FakeClock:
-    """Make a :class:`FakeClock` to be used as a block.
+    """Make a `FakeClock` to be used as a block.
 
     Args:
         start: Seconds since the epoch at which it begins.

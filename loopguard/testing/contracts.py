@@ -202,7 +202,7 @@ class RuleContract:
             assert not isinstance(seq, Hit)
             assert engine.end(float(n), seq, 0, 100 + n) is None
 
-    # -- helpers ----------------------------------------------------------------------------------------------------
+    # -- underneath -------------------------------------------------------------------------------------------------
 
     def _settings(self, rule: Rule) -> dict[str, Any]:
         windows = (window for window in range(self.window, 1_000) if not _error(partial(rule.check, window, True)))

@@ -19,7 +19,7 @@ class Step(NamedTuple):
     """One record: ``what`` is "start", "end", or the name of a note; the numbers choose among what is possible.
 
     ``a`` and ``b`` choose tool and argument of a start, the open call of an end, the tool of a tick.
-    ``wait`` is the time in seconds since the step before. The other fields are those of :meth:`Engine.end`.
+    ``wait`` is the time in seconds since the step before. The other fields are those of ``Engine.end``.
     """
 
     what: str
@@ -79,7 +79,10 @@ def call_of(a: int, b: int, tools: tuple[Tool, ...] = TOOLS) -> tuple[Tool, int,
 
 def random_step(chance: random.Random, arguments: int = 4) -> Step:
     """A step as real runs have them: many repeats, some failures, few notes."""
-    what = chance.choices(("start", "end", chance.choice(NOTES)), (48, 48, 4))[0]
+    note = chance.choice(NOTES)
+    if note == "stop" and chance.random() < 0.7:
+        note = "resume"  # a stop holds until then: else little would happen in most histories
+    what = chance.choices(("start", "end", note), (48, 48, 4))[0]
     failed = chance.random() < 0.3
     status = chance.choice((Status.FAILED, Status.FAILED, Status.DENIED, Status.ABANDONED)) if failed else Status.OK
     return Step(
@@ -133,7 +136,9 @@ class Fold:
         bound = engine.bind(tool)
         said = engine.start(self.at, bound, kind, key, target, self.round)
         # A warning here is a handoff that comes first: the attempt was not taken in.
-        if isinstance(said, Hit) and said.action is not Action.WARN and step.override:
+        refused = isinstance(said, Hit) and said.action is not Action.WARN
+        # A stop that was in force before is not overridden, as in a run.
+        if refused and step.override and (engine.latch is None or engine.latch.seq == engine.seq):
             engine.override(self.at, bound, kind, key, target, self.round)
         return said
 
@@ -209,7 +214,7 @@ class Fold:
 class Log:
     """What happened, by the definitions alone: the operations, and up to which of them each rule has forgotten.
 
-    It watches a :class:`Fold` from outside and shares nothing with the index, which it is there to check.
+    It watches a ``Fold`` from outside and shares nothing with the index, which it is there to check.
     """
 
     def __init__(self, fold: Fold) -> None:

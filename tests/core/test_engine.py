@@ -13,6 +13,7 @@ from loopguard.index import OTHER_TOOLS
 from loopguard.policy import Plan, Policy
 from loopguard.records import Action, Hit, Kind, Status, Tool
 from loopguard.rules import Limits, Repeat, SameCall
+from loopguard.snapshot import snapshot
 
 READ = int(Kind.READ)
 TOOL = Tool("read")
@@ -219,7 +220,7 @@ def test_a_stop_sticks() -> None:
     hit = engine.stop("runaway")
 
     assert hit.report
-    assert refused(engine, 5) == hit._replace(report=False)
+    assert refused(engine, 5) == hit._replace(report=False, seq=1)
     assert engine.tick(TOOL) == hit._replace(report=False)
     assert hit.evidence.pattern == ("stop", "runaway")
 
@@ -295,6 +296,17 @@ def test_a_withdrawn_call_was_refused() -> None:
     assert engine.keys == {}
     assert [call(engine), call(engine) is not None] == [None, True]
     assert refused(engine).limit == ("calls", 2, 2)
+
+
+def test_a_call_whose_lease_ran_out_cannot_be_withdrawn() -> None:
+    """A run above that refuses too late changes nothing."""
+    engine = run()
+    seq = start(engine)
+    engine.end(None, seq, int(Status.ABANDONED))
+    before = snapshot(engine)
+    engine.withdraw(seq)
+
+    assert snapshot(engine) == before
 
 
 # -- acknowledging --------------------------------------------------------------------------------------------------

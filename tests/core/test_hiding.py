@@ -61,6 +61,34 @@ def test_wrapped_secrets_are_found_anywhere() -> None:
     assert sorted(secrets_of(named, frozenset()) or ()) == ["in-list", "in-tuple", "pass", "raw\\xff"]
 
 
+def test_fields_in_slots_are_found() -> None:
+    """In a class without a ``__dict__`` as well, and also where its slots are one text."""
+
+    @dataclass
+    class Account:
+        __slots__ = "login"  # noqa: PLC0205 - it may be written like this
+        login: SecretStr
+
+    assert secrets_of({"a": Account(SecretStr("in-slot"))}, frozenset()) == ["in-slot"]
+
+
+@pytest.mark.parametrize(
+    ("secret", "text", "shown"),
+    [
+        ("hunter2\n", "no access for hunter2.", f"no access for {HIDDEN}."),
+        ("Bearer abcdefgh1234", "bad abcdefgh1234", f"bad {HIDDEN}"),
+        ("Bearer abcdefgh1234", "the bearer has none", "the bearer has none"),
+        ("hunter2xyz", "HUNTER2XYZ", HIDDEN),
+        ("ab12", "AB12", "AB12"),
+        ("sk-live-AbCdEfGhIjKlMnOpQrSt", "key ...IjKlMnOpQrSt", f"key ...{HIDDEN}"),
+        ("   ", "a   b", f"a{HIDDEN}b"),
+    ],
+)
+def test_parts_and_other_cases_of_a_secret(secret: str, text: str, shown: str) -> None:
+    """Stripped, a long word of it, the end of a long one, and in another case unless it is short."""
+    assert without_secrets(text, [secret]) == shown
+
+
 def test_looking_has_an_end() -> None:
     """Cycles, depth and very large containers end the search."""
     cycle: list[Any] = []

@@ -69,7 +69,7 @@ POLICIES: dict[str, tuple[Policy, tuple[Tool, ...]]] = {
 }
 
 small = st.integers(0, 3)
-kinds_of_step = st.sampled_from(["start"] * 10 + ["end"] * 10 + list(NOTES))
+kinds_of_step = st.sampled_from(["start"] * 10 + ["end"] * 10 + ["resume"] * 3 + list(NOTES))
 steps = st.builds(
     Step,
     what=kinds_of_step,
@@ -133,7 +133,7 @@ def test_nothing_is_left_out_of_a_snapshot() -> None:
     """Every attribute of the state is stored, derived, or part of the policy; this test names which."""
     plain = snapshot(Engine(Plan(Policy())))
     stored = {*plain["counters"], *plain["flags"], *plain} - {"operations"}
-    derived = {"counts", "repeated", "seen", "bounds"}
+    derived = {"counts", "repeated", "seen", "bounds", "broken"}
     policy = {"plan", "window", "keep_counts", "keep_seen", "keeps"}
     slots = {
         *Engine.__slots__,
@@ -304,7 +304,7 @@ def test_these_histories_reach_every_rung() -> None:
             chance = random.Random(seed)
             fold = Fold(Engine(Plan(policy)), tools)
             for _ in range(90):
-                answer = fold.take(random_step(chance))
+                answer = fold.take(random_step(chance, arguments=2))
                 if isinstance(answer, Hit) and answer.rule not in {"stop", "limits"}:
                     seen.add((answer.rule, str(answer.action)))
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loopguard.masking import without
 from loopguard.outcome import (
     classify,
     error_class,
@@ -20,6 +21,7 @@ from loopguard.outcome import (
     mask,
     nothing_changed,
     nothing_found,
+    poll_ended,
     result_error_text,
     template,
 )
@@ -217,7 +219,7 @@ def test_returned_failures(result: object) -> None:
     assert classify(result) == FAILED
 
 
-@pytest.mark.parametrize("result", NORMAL, ids=lambda value: repr(value)[:40] if type(value) is not Explosive else "x")
+@pytest.mark.parametrize("result", NORMAL, ids=lambda value: type(value).__name__)
 def test_results_that_are_no_failures(result: object) -> None:
     """Words that only look like failures, zero counts, methods and hostile objects are ordinary results."""
     assert classify(result) == OK
@@ -501,3 +503,60 @@ def test_template_forgets_the_end_of_long_errors() -> None:
 
     assert template("/tmp/a " + tail) == template("/tmp/" + "a" * 60 + " " + tail)
     assert len(template(tail)) < 2048
+
+
+# -- what a tool declares ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("result", "parts", "left"),
+    [
+        ("done at 2026-01-01 12:00:01", True, "done at <time>"),
+        ('{"id": 1, "rows": [{"id": 2, "n": 3}]}', ("id",), {"rows": [{"n": 3}]}),
+        ({"id": 1, "rows": ({"id": 2, "n": 3},)}, ("id",), {"rows": [{"n": 3}]}),
+        ("pid=4711, load: 3", ("pid",), "pid=<volatile>, load: 3"),
+        ("{pid: 4711}", ("pid",), "{pid: <volatile>}"),
+        ("took 17 turns", (r"\d+ turns",), "took <volatile>"),
+        (17, ("pid",), 17),
+    ],
+)
+def test_what_is_declared_volatile_is_taken_out(result: Any, parts: Any, left: Any) -> None:
+    """Fields of mappings and of JSON text wherever they stand, fields of other text, and regular expressions."""
+    assert without(result, parts) == left
+
+
+@pytest.mark.parametrize("parts", [(), False])
+@pytest.mark.parametrize("result", ['{"id": 1}', {"id": 1}])
+def test_where_nothing_is_volatile_the_result_is_itself(result: Any, parts: Any) -> None:
+    """Nothing declared, nothing copied."""
+    assert without(result, parts) is result
+    assert without(result := object(), True) is result
+
+
+def test_a_deep_result_keeps_what_lies_below() -> None:
+    """Below 64 levels nothing is taken out, and nothing fails."""
+    deep: Any = {"id": 1}
+    for _ in range(64):
+        deep = [deep]
+    assert without([deep], ("id",)) == [deep]
+    assert without(deep[0], ("id",)) != deep[0]
+
+
+@pytest.mark.parametrize(
+    ("result", "ended"),
+    [
+        ("completed", True),
+        ("  Done: 3 files", True),
+        ("running, 3 of 5 done", False),
+        ('{"status": "succeeded"}', True),
+        ("state: running; done 3", False),
+        ({"phase": "failed"}, True),
+        ({"status": "running"}, False),
+        ({"status": 3}, False),
+        (b"done", False),
+        (None, False),
+    ],
+)
+def test_a_poll_says_whether_it_is_over(result: object, ended: bool) -> None:
+    """By its first word, or by a field that names the state."""
+    assert poll_ended(result) is ended

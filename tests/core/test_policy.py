@@ -10,7 +10,7 @@ import pytest
 from loopguard.engine import Engine
 from loopguard.errors import PolicyError
 from loopguard.index import Trigger
-from loopguard.policy import PRESETS, Plan, Policy, nearest
+from loopguard.policy import PRESETS, Plan, Policy, nearest, rules_of
 from loopguard.records import Action, Tool
 from loopguard.rules import Failing, FailingTally, Limits, Poll, Repeat, RepeatTally, Rule, SameCall
 from loopguard.testing.examples import SameTool
@@ -244,9 +244,13 @@ def test_the_second_ladder_gives_way_to_a_tools_rungs(
 
 
 def test_rules_of_a_tool_are_checked() -> None:
-    """A tool's own rule has to fit the window of the policy."""
+    """A tool's own rule has to fit the window of the policy; in a run it holds as far as it fits."""
+    tool = Tool("a", rules=(Repeat(warn_after=99),))
     with pytest.raises(PolicyError, match="can never fire"):
-        Plan(Policy()).rules_for(Tool("a", rules=(Repeat(warn_after=99),)))
+        rules_of(Policy(), tool)
+    (repeat,) = (rule for rule in Plan(Policy()).rules_for(tool).all if rule.name == "repeat")
+
+    assert (repeat.warn_after, repeat.refuse_after, repeat.stop_after) == (50, 50, 50)
 
 
 def test_a_rung_of_one_is_armed_by_every_operation() -> None:
@@ -292,3 +296,47 @@ def test_nearest_names() -> None:
 def test_actions_are_ordered() -> None:
     """A stop is harder than a refusal, a refusal than a warning."""
     assert sorted(Action, key=lambda action: action.hardness) == [Action.WARN, Action.REFUSE, Action.STOP]
+
+
+def test_a_tools_patience_is_that_of_its_polls() -> None:
+    """``patience=`` of a tool holds for ``Poll`` in place of the policy's, and changes nothing else."""
+    plan = Plan(Policy())
+    rules = {rule.name: rule for rule in plan.rules_for(Tool("status", patience=30.0)).all}
+
+    assert rules["poll"].patience == 30.0  # type: ignore[attr-defined]
+    assert rules["repeat"] == next(rule for rule in plan.policy.rules if rule.name == "repeat")
+
+
+@pytest.mark.parametrize("window", [1, 2, 8, 20, 49])
+def test_the_default_fits_a_small_window(window: int) -> None:
+    """Rungs that nobody asked for come down to the window; one that is asked for has to fit."""
+    policy = Policy(window=window)
+
+    assert all(rung <= window for rule in policy.rules for rung in (rule.warn_after, rule.refuse_after) if rung)
+    with pytest.raises(PolicyError, match="can never fire"):
+        Policy(Repeat(warn_after=window + 1, refuse_after=0, stop_after=0), window=window)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Policy(signature=5), "signature=5"),
+        (lambda: Policy.loopctl(signature=5), "signature=5"),
+        (lambda: Policy.loopctl(warn_after=0, stop_after=0), "never fire"),
+        (lambda: Policy.rysh(refuse_after=0), "never fire"),
+        (lambda: Policy.opendev(stop_after=0), "never fire"),
+        (lambda: Limits(calls_per_tool=None), "not a mapping"),
+    ],
+    ids=["signature", "loopctl's signature", "loopctl off", "rysh off", "opendev off", "calls per tool"],
+)
+def test_a_preset_that_is_off_and_values_of_a_wrong_type(make: Any, said: str) -> None:
+    """What could never do anything is told where it is written."""
+    with pytest.raises(PolicyError, match=said):
+        make()
+
+
+def test_thresholds_of_a_signature_alone_are_a_policy() -> None:
+    """loopctl with both rungs off still guards the tools that its signature names."""
+    rule = Policy.loopctl(warn_after=0, stop_after=0, signature=Signature()).rules[0]
+    assert isinstance(rule, RepeatTally)
+    assert rule.thresholds == (("a", 2), ("b", 4))

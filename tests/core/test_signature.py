@@ -293,7 +293,6 @@ def test_the_usual_free_texts_are_ignored_where_nothing_is_declared() -> None:
         ("patience", True),
         ("patience", float("nan")),
         ("running", 3),
-        ("once", 1),
         ("suggestion", 3),
         ("warn_after", -1),
         ("warn_after", True),
@@ -326,6 +325,19 @@ def test_the_nearest_word_is_offered() -> None:
         spec_from_options("t", {"on_warn": "apend"})
 
 
+@pytest.mark.parametrize("word", ["once", "retries", "window", "key", "timeout", "pattern", "idempotent"])
+def test_a_wrong_neighbour_is_not_offered(word: str) -> None:
+    """A word that is like none of the options gets the list of them, and no guess."""
+    with pytest.raises(PolicyError, match=rf"'{word}' is no option of tool 't'\. Options are: control_flow, "):
+        spec_from_options("t", {word: True})
+
+
+def test_volatile_says_what_it_takes() -> None:
+    """Fields or patterns, not parameters."""
+    with pytest.raises(PolicyError, match=r"volatile=\[3\] of tool 't' cannot be meant: give fields or regular expr"):
+        spec_from_options("t", {"volatile": [3]})
+
+
 def test_contradictions_are_errors() -> None:
     """A parameter is primary or ignored; the rungs rise or are equal."""
     assert len(spec_from_options("t", {"warn_after": 3, "refuse_after": 3, "stop_after": 5}).rungs) == 3
@@ -351,7 +363,6 @@ def test_options_are_normalised() -> None:
             "patience": 5,
             "rules": [1],
             "running": len,
-            "once": True,
             "suggestion": "ask",
             "warn_after": 0,
             "stop_after": None,

@@ -93,7 +93,7 @@ def test_another_policy(policy: Policy) -> None:
         restore(Plan(policy), snapshot(lived()))
 
 
-@pytest.mark.parametrize("garbage", [None, "x", -1.5, [], {}, [[[]]], True, object()], ids=repr)
+@pytest.mark.parametrize("garbage", [None, "x", -1.5, [], {}, [[[]]], True, object()], ids=lambda value: str(value)[:7])
 def test_garbage_anywhere(garbage: Any) -> None:
     """One wrong value in the middle is a ``StoreError`` or no difference in kind; never another error."""
     text = json.dumps(snapshot(lived(steps=120)))
@@ -130,6 +130,20 @@ def test_numbers_that_lead_nowhere() -> None:
         restore(Plan(POLICY), {**plain, "keys": [-1]})
     with pytest.raises(StoreError):
         restore(Plan(POLICY), {**plain, "history": [10**9]})
+
+
+def test_unknown_outcomes_are_counted_for_nothing() -> None:
+    """What equals nothing stands in the window of the counts, and in no count."""
+    plan = Plan(Policy.loopctl())
+    engine = Engine(plan)
+    for outcome in (0, 10, 0):
+        seq = engine.start(None, engine.bind(Tool("read")), int(Kind.READ), 1)
+        engine.end(None, seq if isinstance(seq, int) else 0, 0, outcome)
+    again = restore(plan, snapshot(engine))
+
+    assert len(again.counted) == 3
+    assert again.counts == engine.counts
+    assert {pair: len(ops) for pair, ops in again.counts.items()} == {(1, 10): 1}
 
 
 # -- rules of your own ----------------------------------------------------------------------------------------------

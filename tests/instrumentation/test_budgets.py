@@ -208,6 +208,18 @@ def test_a_price_table_of_another_make(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.stats.unpriced_calls == 1
 
 
+def test_usage_noted_in_the_middle_of_what_is_locked(caplog: pytest.LogCaptureFixture) -> None:
+    """A finaliser may do so at any moment: nothing waits, and nothing is counted in one run but not in the other."""
+    with guarded_run("outer") as outer, guarded_run("r") as run:
+        for held in (outer, run):
+            with held._lock:
+                run.note_usage(5)
+
+    assert (outer.stats.input_tokens, run.stats.input_tokens, run.mode) == (0, 0, "enforce")
+    said = "loopguard: usage that a signal handler or finaliser noted in run 'r' is not counted."
+    assert lines(caplog) == [said, said]
+
+
 def test_a_limit_that_sees_nothing_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     """In the log, not to the model, and it is no finding."""
     with guarded_run("triage", limits=Limits(cost=5)) as run:
@@ -281,8 +293,9 @@ def test_a_person_stops_the_run() -> None:
     assert (run.stats.calls, run.stats.refused) == (9, 1)
 
 
+@pytest.mark.parametrize("arg", ["b", ["b"]], ids=["short way", "long way"])
 @pytest.mark.parametrize("tool", [search, render])
-def test_a_limit_that_was_jumped_over_asks_before_it_stops(tool: Any) -> None:
+def test_a_limit_that_was_jumped_over_asks_before_it_stops(tool: Any, arg: object) -> None:
     """The call waits for the answer and is executed; it counts once."""
     now = [1_000.0]
     with pytest.MonkeyPatch.context() as patch:
@@ -290,7 +303,7 @@ def test_a_limit_that_was_jumped_over_asks_before_it_stops(tool: Any) -> None:
         with guarded_run("r", limits=Limits(seconds=10, on_handoff=lambda _: Limits(seconds=100))) as run:
             tool("a")
             now[0] += 50
-            tool(["b"])
+            tool(arg)
 
     assert (run.stats.calls, run.stats.refused, run.stats.warned) == (2, 0, 1)
     assert [finding.message for finding in run.findings] == ["run 'r' has used 50 of 10 seconds"]
@@ -346,6 +359,50 @@ def test_nobody_is_asked_while_only_watching() -> None:
     assert run.stats.calls == 9
     assert all(not finding.enforced for finding in run.findings)
     assert run.pop_nudges() == []
+
+
+def test_a_run_that_only_watches_stops_nothing_below() -> None:
+    """Its limits are found, and the calls of the runs in it go on."""
+    limits = (Limits(calls=2), Limits(calls_per_tool={"search": 2}), Limits(tokens=5))
+    for number, limit in enumerate(limits):
+        with guarded_run("outer", mode="observe", limits=limit) as outer, guarded_run("inner") as inner:
+            calls(2)
+            inner.note_usage(7)
+            calls(2)
+
+        assert (inner.stats.calls, outer.stopped) == (4, None)
+        said = [finding for finding in outer.findings if str(finding.action) != "warn"]
+        assert [finding.enforced for finding in said] == [False]
+        words = ("was stopped: calls 2 of 2", "its 2 calls in this run are used up", "tokens 7 of 5 after 2 calls")
+        assert words[number].replace("was stopped", "would have been stopped") in said[0].message
+
+
+def test_a_stop_by_a_person_holds_for_tools_that_only_watch() -> None:
+    """It was in force before their call."""
+
+    @guarded_tool(mode="observe")
+    def watched(n: int) -> str:
+        return f"answer {n}"
+
+    with guarded_run("r", limits=Limits(tokens=10, on_handoff=lambda _: "stop"), on_stop="end") as run:
+        watched(1)
+        run.note_usage(9)
+        with pytest.raises(LimitReached):
+            watched(2)
+        assert run.stopped is not None
+
+
+def test_a_stop_from_outside_is_not_replaced_by_an_answer() -> None:
+    """Whoever answers while a person stops the run."""
+
+    def ask(status: LimitStatus) -> str:
+        run.stop("a person said so")
+        return "stop"
+
+    with guarded_run("r", limits=Limits(tokens=10, on_handoff=ask), on_stop="end") as run:
+        run.note_usage(9)
+        assert run.stopped is not None
+        assert run.stopped.rule == "stop"
 
 
 def test_other_threads_wait_for_the_answer() -> None:

@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from loopguard import Limits, LoopRefused, Nudge, Policy, RunStopped, current_run, guarded_run, guarded_tool
+from loopguard import (
+    Limits,
+    LoopRefused,
+    Nudge,
+    Policy,
+    RunStopped,
+    ToolCallRefused,
+    current_run,
+    guarded_run,
+    guarded_tool,
+)
 
 
 def dispatch(name: str, args: dict[str, Any]) -> str:
@@ -126,28 +136,45 @@ async def test_a_cancelled_block_is_abandoned() -> None:
     assert (run.stats.failed, run.stats.abandoned) == (0, 1)
 
 
-@pytest.mark.parametrize("how", ["return", "callable"])
-def test_a_refused_block_can_hold_what_stands_for_the_result(three: Policy, how: str) -> None:
-    """With ``on_refuse`` not raising, ``instead`` says not to execute, and the result is there already."""
-    on_refuse: Any = "return" if how == "return" else lambda refused: {"error": refused.tool}
-    executed = 0
-    with guarded_run("instead", policy=three, on_refuse=on_refuse) as run:
-        for _ in range(4):
-            with run.call("search", {"query": "x"}) as call:
-                if not call.instead:
-                    executed += 1
-                    call.result = "same"
-        begun = run.begin("search", {"query": "x"})
-        assert begun.finish("ignored") == "ignored"
+@pytest.mark.parametrize("how", ["raise", "return", "callable"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_refused_block_is_not_entered(three: Policy, how: str, asynchronous: bool) -> None:
+    """A block cannot be skipped from within: it raises, whatever ``on_refuse`` says, and the tool does not run."""
+    on_refuse: Any = how if how != "callable" else lambda refused: {"error": refused.tool}
+    executed = refused = 0
 
-    assert executed == 3
-    assert call.instead
-    assert begun.instead
-    if how == "return":
-        assert call.result.startswith("Not executed")
-    else:
-        assert call.result == begun.result == {"error": "search"}
+    async def once(run: Any) -> None:
+        nonlocal executed
+        if asynchronous:
+            async with run.call("search", {"query": "x"}) as call:
+                executed += 1
+                call.result = "same"
+            return
+        with run.call("search", {"query": "x"}) as call:
+            executed += 1
+            call.result = "same"
+
+    with guarded_run("refused", policy=three, on_refuse=on_refuse) as run:
+        for _ in range(4):
+            try:
+                asyncio.run(once(run))
+            except ToolCallRefused:
+                refused += 1
+        with pytest.raises(ToolCallRefused):
+            run.begin("search", {"query": "x"})
+
+    assert (executed, refused) == (3, 1)
     assert (run.stats.calls, run.stats.refused) == (3, 2)
+
+
+def test_a_block_without_a_result_has_an_unknown_outcome(three: Policy) -> None:
+    """Who forgot to set ``call.result`` is not told of a loop: an unknown outcome equals nothing."""
+    with guarded_run("forgotten", policy=three) as run:
+        for _ in range(9):
+            with run.call("search", {"query": "x"}):
+                pass
+
+    assert (run.stats.calls, run.stats.refused, run.findings) == (9, 0, ())
 
 
 def test_a_nudge_carries_the_id_of_its_call() -> None:
@@ -331,7 +358,6 @@ def test_without_a_run_the_same_code_works() -> None:
     assert not run.active
     assert call.result == "text"
     assert begun.finish("text") == begun.result == "text"
-    assert begun.instead is False
     assert asyncio.run(asynchronous()) == "text"
     begun.fail(OSError())
     begun.abandon()

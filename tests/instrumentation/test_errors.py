@@ -286,3 +286,28 @@ def test_run_call_keeps_no_argument_alive() -> None:
         del thing
         gc.collect()
         assert watch() is None
+
+
+@pytest.mark.parametrize("args", [(), (["a"],), ({"k": 1},), ("x",), (2**70,)])
+def test_a_failing_tool_is_executed_once(args: tuple[Any, ...]) -> None:
+    """What a tool raises is its own, whatever its arguments are: one attempt, one execution, one operation."""
+    executed = []
+
+    @guarded_tool
+    def tool(*values: Any) -> None:
+        executed.append(values)
+        raise ValueError("no")
+
+    @guarded_tool
+    def one(value: Any = None) -> None:
+        executed.append(value)
+        raise ValueError("no")
+
+    with guarded_run("r") as run:
+        for _ in range(2):  # the first call makes the tool known to the run, the second goes the short way
+            for guarded in (tool, one):
+                with pytest.raises(ValueError, match="no"):
+                    guarded(*args)
+
+    assert len(executed) == 4
+    assert run.stats.calls == 4

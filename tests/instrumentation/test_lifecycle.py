@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import gc
 import importlib
@@ -30,6 +31,7 @@ from loopguard import (
     RunStopped,
     Telemetry,
     ToolCallRefused,
+    _safety,
     configure,
     current_run,
     guarded_run,
@@ -124,8 +126,8 @@ def check_many_runs(count: int) -> None:
 @pytest.mark.scenario("ins-many-runs-no-leak")
 @pytest.mark.usefixtures("silent")
 def test_many_runs_leave_nothing() -> None:
-    """1,500 runs, some ended by exceptions and some dropped: nothing of them is left."""
-    check_many_runs(1_500)
+    """1,000 runs, some ended by exceptions and some dropped: nothing of them is left."""
+    check_many_runs(1_000)
 
 
 @pytest.mark.slow
@@ -142,8 +144,65 @@ def test_a_dropped_run_is_counted_as_abandoned() -> None:
     contextvars.copy_context().run(lambda: (guarded_run("dropped").__enter__(), agent(2)))
     gc.collect()
     assert metrics.live_runs() == 0
+    assert outcomes() == {"abandoned": 1}
+
+
+def outcomes() -> dict[str, int]:
+    """How the runs so far ended, as the metrics have it."""
     counted = {dict(key)["outcome"]: n for key, n in metrics.series("loopguard.runs").items()}
-    assert counted["abandoned"] == 1
+    return {outcome: n for outcome, n in counted.items() if n}
+
+
+def ended_by(error: BaseException | None) -> None:
+    """A run whose block is left by this error, or by its end."""
+    with contextlib.suppress(BaseException), guarded_run("r"):
+        agent(1)
+        if error is not None:
+            raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (None, "completed"),
+        (GeneratorExit(), "completed"),
+        (ValueError(), "failed"),
+        (KeyboardInterrupt(), "failed"),
+        (asyncio.CancelledError(), "failed"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_how_a_run_ended_is_counted_once(error: BaseException | None, outcome: str) -> None:
+    """What leaves the block of a run that was not stopped is what it ended by."""
+    ended_by(error)
+    assert outcomes() == {outcome: 1}
+
+
+def test_a_rule_that_raised_is_no_failure_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is left by nothing."""
+    monkeypatch.setattr(_safety, "strict", False)
+    with guarded_run("r") as run:
+        run.engine.broken.append((run.policy.rules[0], KeyError("a rule of the user")))
+    assert outcomes() == {"completed": 1}
+
+
+def test_a_stopped_run_is_counted_as_stopped() -> None:
+    """Whatever leaves its block."""
+    with contextlib.suppress(ValueError), guarded_run("r") as run:
+        run.stop("enough")
+        raise ValueError
+    assert outcomes() == {"stopped": 1}
+
+
+def test_a_run_that_is_closed_by_hand_is_counted_once() -> None:
+    """Inside its block and again by its end."""
+    with guarded_run("r") as run:
+        agent(1)
+        run.close()
+        run.close()
+    gc.collect()
+    assert outcomes() == {"completed": 1}
+    assert metrics.live_runs() == 0
 
 
 @pytest.mark.scenario("ins-many-runs-no-leak")

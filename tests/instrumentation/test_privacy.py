@@ -326,8 +326,7 @@ def test_a_secret_of_a_tool_by_name_is_nowhere(sinks: Sinks) -> None:
 
     def ask() -> None:
         with current_run().call("http", {"url": "x", "api_key": TOKEN, "headers": {"Authorization": TOKEN}}) as call:
-            if not call.instead:
-                call.result = f"denied for {TOKEN}"
+            call.result = f"denied for {TOKEN}"
 
     sinks.drive(ask, tools={"http": {"primary": "url", "secret": ["api_key", "headers"]}})
     assert_hidden_from_all(sinks, TOKEN)
@@ -376,7 +375,7 @@ NESTED_SECRETS = (TOKEN, "pass-word-1!", "Bearer abc.def")
 
 @pytest.mark.scenario("ins-secrets-every-sink")
 def test_undeclared_arguments_are_in_no_sink(sinks: Sinks) -> None:
-    """Arguments stay in the process whether or not they are declared: nested, in text, as a bare token."""
+    """Arguments stay in the process whether or not they are declared; the model is shown its first text and no other."""
 
     @guarded_tool
     def post(body: dict[str, Any], text: str, token: str) -> str:
@@ -384,7 +383,9 @@ def test_undeclared_arguments_are_in_no_sink(sinks: Sinks) -> None:
 
     bare = f"bare-token-{70 + 7}"  # not in the source line that a traceback shows
     sinks.drive(lambda: post(NESTED, f"use {TOKEN} please", bare))
-    assert_hidden_from_all(sinks, *NESTED_SECRETS, bare)
+    assert_nowhere(sinks, *NESTED_SECRETS, bare)
+    assert any("please" in text for text in sinks.model)
+    assert not [text for text in sinks.model if bare in text or "pass-word-1!" in text]
 
 
 @pytest.mark.scenario("ins-secrets-every-sink")

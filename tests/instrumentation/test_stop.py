@@ -16,6 +16,7 @@ from loopguard import (
     LoopRefused,
     LoopStopped,
     Policy,
+    PolicyError,
     Repeat,
     RunStopped,
     ToolCallRefused,
@@ -539,3 +540,52 @@ def test_a_call_whose_lease_ran_out_is_abandoned_and_its_late_end_is_taken_in() 
         assert run.stats.abandoned == 0
         assert run.max_operation_count() == 1
     assert run.stats.calls == 2
+
+
+@pytest.mark.parametrize("preset", ["opendev", "loopctl"])
+def test_a_stop_of_whatever_comes_next_names_the_tool_that_looped(preset: str) -> None:
+    """With scope "run" the next call is refused whatever it is, but it is not the one that is blamed."""
+    policy = Policy.opendev() if preset == "opendev" else Policy.loopctl(warn_after=2, stop_after=3)
+    with guarded_run("r", policy=policy, on_stop="end") as run:
+        for _ in range(3):
+            run.begin("search", {"q": "x"}).fail(ValueError("no")) if preset == "opendev" else run.begin(
+                "search", {"q": "x"}
+            ).finish("same")
+        with pytest.raises(RunStopped) as stopped:
+            run.begin("innocent", {})
+
+    assert "search" in str(stopped.value)
+    assert "innocent" not in str(stopped.value)
+    assert run.findings[-1].tool == "search"
+
+
+def test_allow_holds_against_a_stop_and_below() -> None:
+    """Inside ``allow`` a loop of that tool neither is refused nor ends the run, in a run below either."""
+
+    @guarded_tool(name="status")
+    def status(x: str) -> str:
+        return "queued"
+
+    with guarded_run("outer") as outer, outer.allow("status"):
+        for _ in range(30):
+            status("a")
+        with guarded_run("inner"):
+            for _ in range(30):
+                status("b")
+    with guarded_run("after", on_stop="end") as run, pytest.raises(RunStopped):
+        for _ in range(30):
+            try:
+                status("a")
+            except ToolCallRefused:
+                continue
+    assert run.stats.calls == 5
+    assert outer.stats.calls == 30
+
+
+@pytest.mark.parametrize("mode", ["bad", 3, "Observe", None])
+def test_a_mode_that_does_not_exist_is_an_error(mode: Any) -> None:
+    """``set_mode`` says what there is, and the run stays as it was."""
+    with guarded_run("r") as run:
+        with pytest.raises(PolicyError, match="enforce"):
+            run.set_mode(mode)
+        assert run.mode == "enforce"

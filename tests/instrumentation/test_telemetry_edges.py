@@ -258,3 +258,32 @@ def test_the_span_around_a_run_ended_before_it(caplog: pytest.LogCaptureFixture)
     (agent,) = [span for span in exporter.get_finished_spans() if span.name == "agent"]
     assert "loopguard.run.outcome" not in (agent.attributes or {})
     provider.shutdown()
+
+
+def test_observe_tells_the_span_of_the_call() -> None:
+    """What would have been refused and stopped stands on the spans of the calls that went through, in the same words."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+
+    @guarded_tool(name="search")
+    def search(query: str) -> str:
+        return "same"
+
+    with configure(telemetry=Telemetry(tracer_provider=provider)), guarded_run("watched", mode="observe"):
+        for _ in range(11):
+            search("x")
+    events = [
+        (span.attributes["loopguard.call.seq"], event)
+        for span in exporter.get_finished_spans()
+        for event in span.events
+    ]
+
+    assert [(seq, event.attributes["loopguard.loop.action"]) for seq, event in events] == [
+        (3, "warn"),
+        (6, "refuse"),
+        (11, "stop"),
+    ]
+    assert [event.attributes["loopguard.loop.enforced"] for _, event in events] == [False] * 3
+    assert "would have been refused" in events[1][1].attributes["loopguard.loop.message"]
+    assert "would have been stopped" in events[2][1].attributes["loopguard.loop.message"]

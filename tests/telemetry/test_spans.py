@@ -314,7 +314,9 @@ def test_never_means_no_span(backend: Any) -> None:
     assert lookup.spans_for_run(backend.settings(spans="never")) is None
 
 
-@pytest.mark.parametrize("key", ["suppress_instrumentation", otel_context._SUPPRESS_INSTRUMENTATION_KEY])
+@pytest.mark.parametrize(
+    "key", ["suppress_instrumentation", otel_context._SUPPRESS_INSTRUMENTATION_KEY], ids=["by name", "by key"]
+)
 def test_suppression_is_honoured(backend: Any, make_finding: Any, key: str) -> None:
     """Under either of the two keys no span is opened and no finding is exported."""
     spans = backend.spans()
