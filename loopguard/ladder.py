@@ -171,6 +171,7 @@ class Ladder(Index):
         again = action is Action.STOP
         if action is Action.REFUSE:
             self.watchful = True
+            entry.refused_at = at
             for ledger in ledgers:
                 again = ledger.refuse(round_now, self.seq) or again
         also = tuple(item[1].name for item in met[1:])

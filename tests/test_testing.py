@@ -448,6 +448,8 @@ def test_mistakes_in_a_script_are_raised() -> None:
     with guarded_run("mistakes"):
         with pytest.raises(ScriptError, match="asks for 'find'; the agent has search"):
             ScriptedAgent(["find"], tools=[search]).run()
+        with pytest.raises(ScriptError, match="with other arguments: missing a required argument: 'query'"):
+            ScriptedAgent(always("search", q="x"), tools=[search]).run()
         with pytest.raises(ScriptError, match="fetch is asynchronous"):
             ScriptedAgent([("fetch", {"url": "a"})], tools=[fetch]).run()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from loopguard.index import Trigger
 from loopguard.records import ErrorClass, Evidence, Kind, Operation, Status
@@ -12,6 +12,11 @@ from loopguard.rules.base import Attempt, Rule, Words, check_rungs, lowest, show
 
 if TYPE_CHECKING:
     from loopguard.index import Entry, Index
+
+#: A wait between attempts grows if it is this many times as long as the one before ...
+GROWTH: Final = 1.1
+#: ... and not shorter than this: below it is the time that a call takes, not a wait. Seconds.
+NOTICEABLE: Final = 0.1
 
 _LADDERS = ("", "final_", "recoverable_", "transient_")
 
@@ -46,7 +51,7 @@ class Failing(Rule):
         "failed {n} times with the same error", "has failed {n} times with the same error", "{n} times the same error"
     )
     ways: ClassVar[tuple[str, ...]] = (
-        "an agent gets past this error: @guarded_tool(recoverable=(ValueError,))",
+        "an agent gets past this error: @guarded_tool(recoverable=(TheError,))",
         "never refuse or stop this tool for it: @guarded_tool(rules=(Failing.off(),))",
     )
     trigger: ClassVar[Trigger] = Trigger.FAILED
@@ -61,7 +66,8 @@ class Failing(Rule):
         if not ops or ops[-1].status == Status.OK:
             return None
         waiting = index.last_poll > ops[-1].n if operation is None else len(ops) > 1 and index.last_poll > ops[-2].n
-        return self._found(entry.key, ops, entry.kind, at if operation is None else None, waiting)
+        tries = (entry.refused_at, at) if operation is None else ()
+        return self._found(entry.key, ops, entry.kind, tries, waiting)
 
     def judge(self, window: Sequence[Operation], call: Attempt) -> Evidence | None:
         """From the window, by its definition."""
@@ -80,12 +86,14 @@ class Failing(Rule):
         ops.reverse()
         before = call.operation is None
         waiting = last_poll > ops[-1].n if before else len(ops) > 1 and last_poll > ops[-2].n
-        return self._found(call.key, ops, call.kind, call.at if before else None, waiting)
+        return self._found(call.key, ops, call.kind, (call.refused_at, call.at) if before else (), waiting)
 
-    def _found(self, key: int, ops: Sequence[Operation], kind: int, at: float | None, waiting: bool) -> Evidence:
+    def _found(
+        self, key: int, ops: Sequence[Operation], kind: int, tries: tuple[float | None, ...], waiting: bool
+    ) -> Evidence:
         ladder = self._ladder(ops[-1].error_class, kind)
         warn, refuse, stop = self._rungs(ladder)
-        if ladder == "transient_" and (waiting or _waits_grow(ops, at)):
+        if ladder == "transient_" and (waiting or _waits_grow(ops, tries)):
             refuse = stop = 0
         return Evidence(
             (self.name, key),
@@ -131,8 +139,14 @@ class Failing(Rule):
             check_rungs(self, ladder, rungs, window, endless)
 
 
-def _waits_grow(ops: Sequence[Operation], at: float | None) -> bool:
-    """True if the last wait between attempts was longer than the one before."""
-    times = [op.at for op in ops[-3:]] + ([at] if at is not None else [])
-    known = [time for time in times if time is not None][-3:]
-    return len(known) == 3 and known[2] - known[1] > known[1] - known[0] > 0
+def _waits_grow(ops: Sequence[Operation], tries: tuple[float | None, ...]) -> bool:
+    """True if the last wait between attempts, refused ones included, was clearly longer than the one before."""
+    last = ops[-1].at
+    if last is None:
+        return False
+    times = [op.at for op in ops[-3:] if op.at is not None]
+    times += [at for at in tries if at is not None and at >= last]
+    if len(times) < 3:
+        return False
+    before, wait = times[-2] - times[-3], times[-1] - times[-2]
+    return before > 0 and wait >= NOTICEABLE and wait >= GROWTH * before
