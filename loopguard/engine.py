@@ -123,8 +123,8 @@ class Engine(Ladder):
         self.open[seq] = (entry, bound, self.round, at)
         return seq
 
-    def withdraw(self, seq: int) -> None:
-        """An admitted call is refused after all, by a run above: it was not executed and counts as refused."""
+    def withdraw(self, seq: int, action: Action = Action.REFUSE) -> None:
+        """An admitted call is refused or stopped after all, by a run above: it was not executed."""
         call = self.open.pop(seq, None)
         if call is None:  # its lease ran out meanwhile
             return
@@ -134,7 +134,10 @@ class Engine(Ladder):
             self.joinable = False
         self.calls -= 1
         bound.row.calls -= 1
-        bound.row.refused += 1
+        if action is Action.STOP:
+            bound.row.stopped += 1
+        else:
+            bound.row.refused += 1
         self.totals["refused"] += 1
         self._rearm()
 
@@ -445,10 +448,14 @@ class Engine(Ladder):
         used = row.calls + row.below
         if allowed is not None and used >= allowed:
             return self._limit(f"calls_per_tool[{row.name}]", used, allowed, Action.REFUSE, row.name)
-        self.calls += 1
-        row.below += 1
-        self._rearm()
+        self.count_below(tool)
         return None
+
+    def count_below(self, tool: Tool) -> None:
+        """A call of a run below this one is executed."""
+        self.calls += 1
+        self.row_of(tool).below += 1
+        self._rearm()
 
     def untick(self, tool: Tool) -> None:
         """The call of a run below was not executed after all."""

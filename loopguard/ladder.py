@@ -18,6 +18,8 @@ from loopguard.records import Action, Evidence, Hit, Kind, Operation, Tool
 from loopguard.rules.base import Rule
 
 _NEVER = 1 << 60
+#: Refused attempts that can be siblings of one reply of the model.
+MOST_SIBLINGS = 100
 _TOTALS = ("refused", "warned", "wasted", "wasted_s", "looped", "abandoned", "failed")
 
 
@@ -44,6 +46,8 @@ class Ladder(Index):
         "broken",
         "call_mark",
         "calls",
+        "crowd",
+        "crowd_round",
         "denied_rounds",
         "joinable",
         "latch",
@@ -83,6 +87,9 @@ class Ladder(Index):
         #: The warning of the limits is to be given with the next outcome.
         self.limit_due = False
         self.denied_rounds = 0
+        #: Refused attempts that joined the round of calls in flight, and which round that was.
+        self.crowd = 0
+        self.crowd_round = -1
         self.quiet_until = 0
         self.quiet_rule = ""
         self.totals: dict[str, float] = dict.fromkeys(_TOTALS, 0)
@@ -235,6 +242,11 @@ class Ladder(Index):
         if round_ is not None:
             self.round = max(self.round, round_)
             return round_
+        if self.joinable:
+            self.crowd = self.crowd + 1 if self.crowd_round == self.round else 1
+            self.crowd_round = self.round
+            if self.crowd > MOST_SIBLINGS:  # a call that hangs does not make all later attempts its siblings
+                self.joinable = False
         if not self.joinable:
             self.round += 1
         return self.round
@@ -325,7 +337,7 @@ class Ladder(Index):
         """Follow up what was said, and forget what a different outcome of this call refutes."""
         same = bool(armed & 1)
         self.books.executed(entry.key, same)
-        if same:
+        if same and not self.plan.forgets_warned:
             return
         for ledger in self.books.refuted(entry.key, outcome):
             if ledger.warned and getattr(ledger.rule, "forgets_warned", False):

@@ -152,13 +152,18 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
             raise PolicyError(
                 'evidence="parent" counts with the run around it, by its policy and limits; give none here.'
             )
+        own = self._policy.mode if self._policy is not None and self._policy.mode != "enforce" else None
+        mode = effective_mode(self._mode, own, now.mode, policy.mode)
+        plan = plan_for(policy, self._limits or now.limits)
+        if parent is not None and self._evidence == "parent":
+            plan, mode = parent.plan, effective_mode(self._mode, parent.mode)
         run = run_class(
             self._name,
-            plan=plan_for(policy, self._limits or now.limits),
+            plan=plan,
             settings=now,
             run_id=self._run_id,
             agent=self._agent or (parent.agent if parent is not None else None),
-            mode=effective_mode(self._mode, now.mode, policy.mode),
+            mode=mode,
             options=self._options,
             parent=parent,
             shared=self._evidence == "parent",
@@ -172,12 +177,9 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
         run = self._run
         if run is None:
             return False
-        closed = run.closed  # by hand, inside the block
         run.end(error)
         if current.get() is run:
             current.set(open_run())
-        if closed:
-            return False
         stopped = run.stopped
         if stopped is None:
             return False

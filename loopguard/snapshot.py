@@ -44,6 +44,8 @@ _COUNTERS = (
     "calls",
     "call_mark",
     "denied_rounds",
+    "crowd",
+    "crowd_round",
     "quiet_until",
 )
 _FLAGS = ("joinable", "limit_due", "limit_warned", "watchful")

@@ -463,3 +463,17 @@ def test_a_poll_that_ended_is_a_repeat() -> None:
     agent = Agent()
 
     assert agent.calls(4, kind=POLL, ended=True) == row("2run warn run")
+
+
+def test_failures_with_attempts_to_mend_them_in_between() -> None:
+    """A call of unknown kind may have changed what fails; a read has not."""
+    mending, reading = Agent(), Agent()
+    said: dict[str, list[str]] = {"mending": [], "reading": []}
+    for n in range(11):
+        said["mending"].append(mending.call(status=FAILED))
+        mending.call(100 + n, outcome=200 + n, kind=int(Kind.UNKNOWN), tool="edit")
+        said["reading"].append(reading.call(status=FAILED))
+        reading.call(100 + n, outcome=200 + n, tool="look")
+
+    assert said["mending"] == row("4run warn 5run refuse")
+    assert said["reading"] == row("2run warn 2run 5refuse stop")
