@@ -66,6 +66,7 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
 
     A context manager, sync and async, and a decorator for plain, coroutine and generator functions.
     A run inside a run is a sub-agent: its own evidence, the limits of all runs around it.
+    Runs that overlap may be left in any order: a run that was left is never the current one again.
 
     ```python
     with guarded_run("triage", limits=Limits(calls=200)) as run: ...
@@ -144,9 +145,9 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
             if hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=renew_locks)
         now = settings()
-        if self._tools is not None:
-            now = now.with_tools(self._tools)
         policy = self._policy if self._policy is not None else now.policy
+        if self._tools is not None:
+            now = now.with_tools(self._tools, policy)
         parent = open_run()
         if parent is not None and self._evidence == "parent" and (self._policy is not None or self._limits is not None):
             raise PolicyError(
