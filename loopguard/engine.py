@@ -302,12 +302,13 @@ class Engine(Ladder):
             entry.compaction = self.compactions
             return armed
         entry.flips = 0
-        if self.last_unknown > old.n:
-            entry.mixed_at = n
         if entry.compaction != self.compactions:
             # A free repetition is no evidence: it takes no place in the row, and no rule speaks because of it.
             entry.compaction = self.compactions
             return armed + _FREE - 1
+        # What lies before a free repetition lies between the operations of the row around it.
+        if self.last_unknown > (entry.ops[-1].n if old.free and entry.ops else old.n):
+            entry.mixed_at = n
         return armed
 
     def _keep(self, entry: Entry, op: Operation) -> int:

@@ -183,6 +183,19 @@ def test_a_free_repetition_that_outlives_its_row() -> None:
     assert agent.calls(3) == row("2run warn")
 
 
+def test_what_lies_before_a_free_repetition_counts_with_the_next_match() -> None:
+    """A call of unknown kind between: the row is as it was until another operation stands on its other side."""
+    agent = Agent()
+    agent.calls(2)
+    agent.call(9, outcome=11, kind=int(Kind.UNKNOWN), tool="run")
+    agent.engine.note_compaction()
+    agent.call()
+    [before] = [evidence for _, evidence in agent.engine.repeats(None) if evidence.key == 1]
+
+    assert (before.done, before.warn) == (2, 3)
+    assert agent.calls(3) == row("2run warn")
+
+
 def test_presets_know_no_compaction() -> None:
     """loopctl has no free repetition."""
     agent = Agent(Policy.loopctl())
