@@ -326,11 +326,15 @@ class Budget(Index):
             return self.latch._replace(report=False)
         hit = self._forbidden(row, at) if self.watchful else None
         if hit is None:
-            row.below += 1
-            self.calls += 1
-            if self.calls >= self.call_mark:
-                self._rearm()
+            self.count_below(tool)
         return hit
+
+    def count_below(self, tool: Tool) -> None:
+        """A call of a run below this one is executed."""
+        self.row_of(tool).below += 1
+        self.calls += 1
+        if self.calls >= self.call_mark:
+            self._rearm()
 
     def untick(self, tool: Tool) -> None:
         """The call of a run below was not executed after all: another run forbids it."""

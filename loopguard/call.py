@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from loopguard.context import Instead
-from loopguard.errors import LoopguardError
 from loopguard.guard import ByName, guard_for
 from loopguard.outcome import classify
 from loopguard.outside import Traced, outside_run
@@ -20,6 +19,9 @@ if TYPE_CHECKING:
 #: The block of ``run.call`` around this code, so that a guarded tool inside knows that it is that call.
 _around: contextvars.ContextVar[Call | None] = contextvars.ContextVar("loopguard_call", default=None)
 
+
+#: The model's ids of so many calls are kept until they end.
+MOST_IDS = 1_000
 
 #: Stands for a result that was never set: an object of its own kind, so its outcome is unknown.
 _NOTHING_SET = object()
@@ -38,6 +40,7 @@ class Call:
     __slots__ = (
         "_args",
         "_before",
+        "_begun",
         "_ended",
         "_result",
         "_guard",
@@ -59,6 +62,7 @@ class Call:
         self._args: tuple[Any, ...] = ({} if args is None else args,)
         self._guard = guard_for(run, self.tool)
         self._handle: Any = None
+        self._begun = False
         self._ended = False
         self._before: Call | None = None
 
@@ -78,6 +82,7 @@ class Call:
             ToolCallRefused: It must not be executed.
             RunStopped: The run is over.
         """
+        self._begun = True
         run = self.run
         if run.closed:
             around = outside_run(self._guard, run)
@@ -93,6 +98,8 @@ class Call:
             if run.report.call_ids is None:
                 run.report.call_ids = {}
             run.report.call_ids[seq] = self.id
+            if len(run.report.call_ids) > MOST_IDS:
+                del run.report.call_ids[next(iter(run.report.call_ids))]
         if run.spans is not None and seq:
             if run.spans.captures != "none":
                 self._handle = self._guard.span_with_content(run, seq, self.id, self._args, {})
@@ -121,7 +128,7 @@ class Call:
         """The tool raised this."""
         if self._ended:
             return
-        if not isinstance(error, Exception) or isinstance(error, LoopguardError):
+        if not isinstance(error, Exception) or self.run.speaks_of(error):
             self.abandon(error)
             return
         self._ended = True
@@ -148,7 +155,8 @@ class Call:
             self.run.spans.end(self._handle, error, result=result)
 
     def __enter__(self) -> Self:
-        self.begin()
+        if not self._begun:
+            self.begin()
         self._before = _around.get()
         self.run.dispatching += 1
         self.run.set_direct()
@@ -182,7 +190,7 @@ class Call:
 def claim(run: Run, tool: str) -> bool:
     """True for the first guarded tool of this name inside a ``run.call`` of its name: it is that call."""
     call = _around.get()
-    if call is None or call.run is not run or call.claimed or call.tool != tool:
+    if call is None or call.run is not run or call.claimed or call._ended or call.tool != tool:
         return False
     call.claimed = True
     return True

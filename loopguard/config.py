@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from loopguard import environment, flushing, settings_file, tables
 from loopguard.errors import PolicyError
-from loopguard.policy import Mode, Policy
+from loopguard.policy import Mode, Policy, rules_of
 from loopguard.records import Finding
 from loopguard.rules import Limits
 from loopguard.settings_file import FileSettings, policy_of
@@ -67,13 +67,24 @@ class Settings:
     telemetry: Telemetry = _DEFAULT_TELEMETRY
     limits: Limits | None = None
 
-    def with_tools(self, tools: Mapping[str, Any] | str | os.PathLike[str]) -> Settings:
-        """A copy with these tools as well; of two with one name the one given here holds.
+    def with_tools(self, tools: Mapping[str, Any] | str | os.PathLike[str], policy: Policy) -> Settings:
+        """A copy with these tools as well, to be guarded by ``policy``; of two with one name the one given here holds.
 
         Raises:
             PolicyError: A table cannot be meant.
         """
-        return replace(self, tools=MappingProxyType({**self.tools, **tables.tools_of(tools)}))
+        given = tables.tools_of(tools)
+        _check_thresholds(policy, given)
+        return replace(self, tools=MappingProxyType({**self.tools, **given}))
+
+
+def _check_thresholds(policy: Policy, tools: Mapping[str, ToolSpec]) -> None:
+    """Raise ``PolicyError`` for thresholds of a tool that cannot be meant under this policy."""
+    for name, spec in tools.items():
+        try:
+            rules_of(policy, spec.tool())
+        except PolicyError as error:
+            raise PolicyError(f"[tools.{name}]: {error}") from None
 
 
 class _Merged(NamedTuple):
@@ -232,6 +243,8 @@ def configure(
     given = {
         name: None if value is None else _CHECKS[name](value) for name, value in asked.items() if value is not UNCHANGED
     }
+    if given_tools := given.get("tools"):
+        _check_thresholds(given.get("policy") or settings().policy, given_tools)
     with _config.lock:
         before = _config.given
         merged = {name: value for name, value in {**before, **given}.items() if value is not None}

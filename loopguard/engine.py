@@ -123,8 +123,8 @@ class Engine(Ladder):
         self.open[seq] = (entry, bound, self.round, at)
         return seq
 
-    def withdraw(self, seq: int) -> None:
-        """An admitted call is refused after all, by a run above: it was not executed and counts as refused."""
+    def withdraw(self, seq: int, action: Action = Action.REFUSE) -> None:
+        """An admitted call is refused or stopped after all, by a run above: it was not executed."""
         call = self.open.pop(seq, None)
         if call is None:  # its lease ran out meanwhile
             return
@@ -134,7 +134,10 @@ class Engine(Ladder):
             self.joinable = False
         self.calls -= 1
         bound.row.calls -= 1
-        bound.row.refused += 1
+        if action is Action.STOP:
+            bound.row.stopped += 1
+        else:
+            bound.row.refused += 1
         self.totals["refused"] += 1
         self._rearm()
 

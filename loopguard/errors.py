@@ -63,13 +63,16 @@ class _ForModel(LoopguardError):
 
 
 class ToolCallRefused(_ForModel):
-    """The tool was not executed; the run goes on. ``tool`` is its name."""
+    """The tool was not executed; the run goes on. ``tool`` is its name, ``run_id`` that of the run that refused it."""
 
     tool: str = ""
+    run_id: str = ""
 
 
 class RunStopped(_ForModel):
-    """The run is over: no further guarded call is executed in it, or in a run below it."""
+    """The run is over: no further guarded call is executed in it, or in a run below it. ``run_id`` is that run's."""
+
+    run_id: str = ""
 
 
 class LoopDetected(LoopguardError):

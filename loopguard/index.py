@@ -87,6 +87,8 @@ class Entry(msgspec.Struct, gc=False):
     soft_at: int = -1
     #: The compaction after which this call used its free repetition.
     compaction: int = 0
+    #: When an attempt of it was refused last.
+    refused_at: float | None = None
 
 
 class Index:

@@ -16,6 +16,9 @@ from loopguard.policy import Plan
 from loopguard.records import Action, Evidence, Hit, Kind, Operation, Tool
 from loopguard.rules.base import Rule
 
+#: Refused attempts that can be siblings of one reply of the model.
+MOST_SIBLINGS = 100
+
 
 class Bound:
     """A tool in this run: its row, and the rules that hold for it."""
@@ -37,6 +40,8 @@ class Ladder(Budget):
     __slots__ = (
         "bounds",
         "broken",
+        "crowd",
+        "crowd_round",
         "joinable",
         "quiet_rule",
         "quiet_until",
@@ -51,6 +56,9 @@ class Ladder(Budget):
         self.round = 0
         #: The current round takes in further calls: one of it is in flight and none has ended.
         self.joinable = False
+        #: Refused attempts that joined the round of calls in flight, and which round that was.
+        self.crowd = 0
+        self.crowd_round = -1
         self.quiet_until = 0
         self.quiet_rule = ""
 
@@ -116,6 +124,7 @@ class Ladder(Budget):
         again = action is Action.STOP
         if action is Action.REFUSE:
             self.watchful = True
+            entry.refused_at = at
             for ledger in ledgers:
                 again = ledger.refuse(round_now, self.seq) or again
         also = tuple(item[1].name for item in met[1:])
@@ -171,6 +180,11 @@ class Ladder(Budget):
         if round_ is not None:
             self.round = max(self.round, round_)
             return round_
+        if self.joinable:
+            self.crowd = self.crowd + 1 if self.crowd_round == self.round else 1
+            self.crowd_round = self.round
+            if self.crowd > MOST_SIBLINGS:  # a call that hangs does not make all later attempts its siblings
+                self.joinable = False
         if not self.joinable:
             self.round += 1
         return self.round
@@ -262,7 +276,7 @@ class Ladder(Budget):
         """Follow up what was said, and forget what a different outcome of this call refutes."""
         same = bool(armed & 1)
         self.books.executed(entry.key, same)
-        if same:
+        if same and not self.plan.forgets_warned:
             return
         for ledger in self.books.refuted(entry.key, outcome):
             if ledger.warned and getattr(ledger.rule, "forgets_warned", False):

@@ -163,6 +163,11 @@ class Books:
             if ledger.rule.clears_edits and entry is not None and entry.target == target and entry.row.tool.edits:
                 self._forget(pattern)
 
+    def tell_anew(self) -> None:
+        """The mode changed: what is met from now on is reported once more, as what it is now."""
+        for ledger in self.ledgers.values():
+            ledger.told = 0
+
     def unrefuse(self, seq: int) -> None:
         """The attempt of this number was executed after all."""
         for ledger in self.ledgers.values():

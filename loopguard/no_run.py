@@ -65,6 +65,7 @@ class NoRun:
     id = ""
     agent: str | None = None
     parent = None
+    mode = "off"
 
     def __bool__(self) -> bool:
         return False
@@ -86,6 +87,10 @@ class NoRun:
     def stats(self) -> RunStats:
         """All zero."""
         return RunStats()
+
+    def ancestors(self) -> Iterator[Any]:
+        """No run is open around."""
+        return iter(())
 
     def call(self, tool: str, args: object = None, *, id: str | None = None) -> NoCall:
         """A block that watches nothing."""

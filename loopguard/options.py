@@ -64,6 +64,9 @@ def checked(tool: str, options: Mapping[str, Any]) -> dict[str, Any]:
         # A file that is edited makes a write, whatever else is read.
         implied = Kind.WRITE if values.get("edits") else Kind.READ if values.get("reads") else None
         values["kind"] = implied
+    for option in ("patience", "running"):
+        if values.get(option) is not None and isinstance(values["kind"], Kind | None) and values["kind"] != Kind.POLL:
+            raise PolicyError(f'{option} of tool {tool!r} is for polls only: say kind="poll" as well, or leave it out.')
     rungs = [(rung, values[rung]) for rung in RUNGS if values.get(rung)]
     for (low, low_value), (high, high_value) in pairwise(rungs):
         if low_value > high_value:

@@ -252,6 +252,7 @@ class Plan:
     __slots__ = (
         "_rules",
         "clears_edits",
+        "forgets_warned",
         "expected",
         "keep_answers",
         "keep_counts",
@@ -269,6 +270,7 @@ class Plan:
         self.keep_counts = any("counts" in rule.reads for rule in policy.rules)
         self.keep_answers = any(rule.trigger & Trigger.SAME_ANSWER for rule in policy.rules)
         self.keep_seen = any("seen" in rule.reads for rule in policy.rules)
+        self.forgets_warned = any(getattr(rule, "forgets_warned", False) for rule in policy.rules)
         self.clears_edits = any(rule.clears_edits and "counts" in rule.reads for rule in policy.rules)
         self.scope_run = policy.stop_scope == "run"
         self.restarts = policy.restarts

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 #: Findings and nudges kept in a run; there is one finding per rung and pattern, so this is far away.
 MOST_FINDINGS = 1_000
 MOST_SEQS = 10
+#: Listeners of a stop that are told only once.
+MOST_LISTENERS = 100
 
 _NO_USAGE = Usage()
 
@@ -54,7 +56,7 @@ class Reporter:
     __slots__ = (
         "_final",
         "_nudges",
-        "_raised",
+        "_told",
         "_secret",
         "_undelivered",
         "budget",
@@ -84,7 +86,8 @@ class Reporter:
         self.parent_span: Any = None
         self._nudges: deque[tuple[Nudge, int]] | None = None
         self._undelivered = 0
-        self._raised = False
+        #: Who was told of the stop: listeners, by identity.
+        self._told: list[object] = []
         self._final: RunStats | None = None
 
     # -- findings ---------------------------------------------------------------------------------------------------
@@ -265,6 +268,7 @@ class Reporter:
         restarted = ""
         if finding.seqs and self.run.policy.restarts:
             restarted = f"restarts that were looked for: a successful write, a user message. None since call {finding.first_seq}"
+        error.run_id = finding.run_id
         for line in wording.notes(finding, restarted):
             error.add_note(line)
 
@@ -276,20 +280,24 @@ class Reporter:
         error = self.error(latch, self.finding(latch, None, True), None, (), {})
         return error if isinstance(error, RunStopped) else None
 
-    def stop_seen(self, error: RunStopped, guard: Guard) -> None:
-        """The stop is about to be raised; an ``on_stop`` of the run and of the tool hear of it once."""
-        if not self._raised:
-            self._raised = True
-            for on_stop in (self.run.options.on_stop, guard.spec.on_stop):
-                if callable(on_stop):
-                    with _safety.guarded("on_stop"):
-                        on_stop(error)
+    def stop_seen(self, error: RunStopped, guard: Guard | None) -> None:
+        """The stop is about to be raised; the ``on_stop`` of the run and of each tool that meets it hear of it once."""
+        for on_stop in (self.run.options.on_stop, guard.spec.on_stop if guard is not None else None):
+            if callable(on_stop) and not any(on_stop is one for one in self._told):
+                if len(self._told) < MOST_LISTENERS:
+                    self._told.append(on_stop)
+                with _safety.guarded("on_stop"):
+                    on_stop(error)
+
+    def stop_lifted(self) -> None:
+        """The next stop is another one."""
+        self._told.clear()
 
     def tell_end(self, error: BaseException | None) -> None:
         """Tell telemetry how the run ended: ``error`` is what left its block."""
         run = self.run
         stats = self.stats()
-        if run.engine.latch is not None:
+        if any(one.engine.latch is not None for one in (run, *run.ancestors())):
             outcome = "stopped"
         else:
             # A generator that is closed early has not failed.
@@ -300,7 +308,7 @@ class Reporter:
         for row in run.engine.rows.values():
             if row.wasted and not run._shared:
                 metrics.add(names.WASTED_CALLS, row.wasted, tool=row.name)
-        for rung, counts in stats.by_rule.items():
+        for rung, counts in stats.by_rule.items() if not run._shared else ():
             rule, _, action = rung.partition(".")
             for result, n in counts.items():
                 metrics.add(names.INTERVENTIONS, n, rule=rule, action=action, outcome=result)
@@ -308,7 +316,7 @@ class Reporter:
 
     def resumed(self, reason: str) -> None:
         """The stop was lifted."""
-        self._raised = False
+        self.stop_lifted()
         logs.logger.info("loopguard: run %r goes on: %s", self.run.name, logs.one_line(reason))
 
     # -- the end ----------------------------------------------------------------------------------------------------
@@ -338,6 +346,7 @@ class Reporter:
                 else ', or say guarded_run(..., on_warn="append")',
             )
         self._final = self._read()
+        self.call_ids = None
 
     def stats(self) -> RunStats:
         """The counts so far; those of the end once the run is closed."""

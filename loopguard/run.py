@@ -22,14 +22,14 @@ from loopguard.call import Call, claim
 from loopguard.config import Settings, deployment_key, effective_mode
 from loopguard.context import Instead
 from loopguard.engine import Engine
-from loopguard.errors import PolicyError, RunStopped, ToolCallRefused
+from loopguard.errors import LoopguardError, PolicyError, RunStopped, ToolCallRefused
 from loopguard.fingerprint import arguments, digest, text_digest
 from loopguard.guard import Guard, Outcome, worth_masking
 from loopguard.ladder import Bound
 from loopguard.locks import RunLock
 from loopguard.outcome import HEADS
 from loopguard.policy import MODES, Mode, Plan, Policy
-from loopguard.records import UNKNOWN_OUTCOME, Action, Finding, Hit, LoopStatus, Operation, Status, Tool
+from loopguard.records import UNKNOWN_OUTCOME, Action, Finding, Hit, LoopStatus, Operation, Status
 from loopguard.report import Nudge, Reporter
 from loopguard.spending import Handoff
 from loopguard.stats import RunStats
@@ -68,6 +68,8 @@ class Live:
         self.bound = run.engine.bind(guard.tool)
         self.inexact = run.engine.bind(guard.tool, exact=False)
         self.mode: Mode = effective_mode(cast("Mode | None", guard.spec.mode), run.mode)
+        if run.unsure and self.mode == "enforce":
+            self.mode = "observe"
         # The seed holds the tool's name: equal arguments of two tools are different calls.
         self.seed = xxh3_64_intdigest(guard.tool.name.encode("utf-8", "surrogatepass"), run.seed)
         facts = guard.facts(policy, run.secret_key)
@@ -99,6 +101,7 @@ class Run:
         "__weakref__",
         "acquire",
         "_allowed",
+        "_counts",
         "_errors",
         "excerpts",
         "handoff",
@@ -174,7 +177,7 @@ class Run:
             self.engine = Engine(plan)
             self._lock = RunLock()
             self.seed = digest(key, 0) if key else int.from_bytes(noise[26:34], "little")
-        self._shared = shared
+        self._shared = shared and parent is not None
         prices.check(self.engine.limits.price)
         #: Who is asked when a limit is nearly used up; None where nobody wants to be.
         self.handoff: Handoff | None = None
@@ -202,7 +205,9 @@ class Run:
             self.report.parent_span = self.spans.parent()
         instruments.offer_instruments(settings.telemetry)
         metrics.expect(plan.expected)
-        metrics.register_run(self, agent=agent)
+        #: What the metrics read; it outlives a run that is dropped.
+        self._counts = _Counts(self.engine, self._lock, self._shared, agent)
+        metrics.register_run(self, self._counts, agent)
         _live.add(self)
         self.set_direct()
         if parent is not None:
@@ -254,13 +259,10 @@ class Run:
                     if not enforced:
                         self._let_through(bound, seq, at, kind, key, target)
             if isinstance(seq, int):
-                charged = self._charge(live, seq, at) if self.parent is not None else None
+                charged = self._charge(live, seq, at, args, kwargs) if self.parent is not None else None
                 if charged is None:
                     return seq
-                seq, owner, enforced = charged
-                if not enforced:
-                    with self._lock:
-                        self._let_through(bound, seq, at, kind, key, target)
+                seq, owner = charged
         except Exception as error:
             self.internal("run.admit", error)
             return 0
@@ -270,6 +272,8 @@ class Run:
         """A refused attempt is executed after all; under the lock."""
         seq = self.engine.override(at, bound, kind, key, target, self.reply, hit.seq)
         last = self.engine.open[seq][0].op
+        if hit.limit is not None:
+            return  # a limit says nothing about the outcome
         self.would[seq] = (hit.rule, last.outcome if last is not None else 0)
         if len(self.would) > 1_000:
             del self.would[next(iter(self.would))]
@@ -371,6 +375,11 @@ class Run:
             and not self._allowed
         )
 
+    @property
+    def unsure(self) -> bool:
+        """True after several internal errors: whoever says otherwise, this run only watches."""
+        return self._errors >= MOST_ERRORS
+
     def _take_lock(self) -> None:
         self.acquire, self.release, self.owned = self._lock.acquire, self._lock.release, self._lock.owned
 
@@ -390,39 +399,47 @@ class Run:
     def _claimed(self, guard: Guard) -> bool:
         return claim(self, guard.tool.name)
 
-    def _charge(self, live: Live, seq: int, at: float) -> tuple[Hit, Run, bool] | None:
-        """Count the call in the runs above. One of them may forbid it: then it counts in none.
-
-        Returns its hit, that run, and whether it is enforced.
-        """
+    def _charge(
+        self, live: Live, seq: int, at: float, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Hit, Run] | None:
+        """Count the call in the runs above. One of them may forbid it: then it counts in none."""
         tool = live.guard.tool
         charged: list[Run] = []
         for run in self.ancestors():
-            if any(run.engine is other.engine for other in (self, *charged)):
+            if run.mode == "off" or any(run.engine is other.engine for other in (self, *charged)):
                 continue
-            hit, enforced = self._tick(run, tool, at)
+            hit = self._tick(run, live, at, args, kwargs)
             if hit is not None:
                 for other in charged:
                     with other._lock:
                         other.engine.untick(tool)
                 with self._lock:
-                    self.engine.withdraw(seq)
-                return hit._replace(seq=seq), run, enforced
+                    self.engine.withdraw(seq, hit.action)
+                return hit._replace(seq=seq), run
             charged.append(run)
         return None
 
     @staticmethod
-    def _tick(run: Run, tool: Tool, at: float) -> tuple[Hit | None, bool]:
-        """Count a call below in this run, which may forbid it; whether that is enforced. A handoff comes first."""
+    def _tick(run: Run, live: Live, at: float, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hit | None:
+        """Count a call below in this run, which may forbid it: the hit. A handoff comes first."""
+        tool = live.guard.tool
         while True:
             with run._lock:
-                latch = run.engine.latch
+                before = run.engine.latch
                 hit = run.engine.tick(tool, at)
-                enforced = run.mode == "enforce" or latch is not None  # a stop that was in force before
-                if hit is not None and not enforced:
+                warns = hit is not None and hit.action is Action.WARN
+                watched = hit is not None and not warns and before is None and run.mode != "enforce"
+                if watched:  # in the same breath: nobody must meet a stop that is lifted in a moment
                     run.engine.lift()
-            if hit is None or hit.action is not Action.WARN:
-                return hit, enforced
+                    run.engine.count_below(tool)
+            if hit is None:
+                return None
+            if watched:
+                if hit.report:
+                    run.report.publish(run.report.finding(hit, live.guard, False), live.guard, args, kwargs)
+                return None
+            if not warns:
+                return hit
             spending.warn(run, hit)
 
     def refused(
@@ -467,11 +484,25 @@ class Run:
         try:
             if isinstance(error, RunStopped):
                 owner.report.stop_seen(error, guard)
+                if owner is not self:
+                    self.report.stop_seen(error, None)
                 raise error
             return self._answer(guard, error)
         finally:
             # A frame that holds the error it raised keeps the arguments alive until the collector comes by.
             del error
+
+    def speaks_of(self, error: BaseException) -> bool:
+        """True for an error of ours about this run or one around it: for the call that it passes it is no outcome.
+
+        A run inside the call that was refused or stopped is a failure of the call.
+        """
+        if not issubclass(
+            type(error), LoopguardError
+        ):  # by type: ``isinstance`` may run code of a hostile ``__class__``
+            return False
+        told = error.__dict__.get("run_id")
+        return told is None or any(run.id == told for run in (self, *self.ancestors()))
 
     def tell_span(self, seq: int, handle: Any) -> None:
         """The span of a call began: what was found when it was asked for, and only watched, goes there."""
@@ -496,11 +527,12 @@ class Run:
         latch = self.engine.latch
         if hit.rule == "stop" or (latch is not None and latch.seq != hit.seq and hit.action is Action.STOP):
             return True  # a stop that was in force before this attempt
-        if live.mode != "enforce" or self.mode != "enforce":
+        if live.mode != "enforce":
             return False
         if hit.limit is not None:
             return True
-        return not any(hit.tool in run._allowed or None in run._allowed for run in (self, *self.ancestors()))
+        tool = live.guard.tool.name
+        return not any(tool in run._allowed or None in run._allowed for run in (self, *self.ancestors()))
 
     def _judge_false_refusal(self, seq: int) -> None:
         """A call that would have been refused: was its outcome new?"""
@@ -536,8 +568,10 @@ class Run:
     def internal(self, where: str, error: Exception, result: Any = None) -> Any:
         """An error of ours: the call goes through with its result. A run with several of them only watches."""
         self._errors += 1
-        if self._errors == MOST_ERRORS and self.mode == "enforce":
-            self.set_mode("observe")
+        if self._errors == MOST_ERRORS:
+            if self.mode == "enforce":
+                self.set_mode("observe")
+            self.tools.clear()
             logs.warning("loopguard: %d internal errors in one run; it only watches from now on.", MOST_ERRORS)
         _safety.report(where, error)
         return result
@@ -615,8 +649,11 @@ class Run:
     def note_user_message(self) -> None:
         """A real message of the user arrived: evidence starts anew, and a stop that a loop caused is lifted."""
         with self._lock:
+            stopped = self.engine.latch is not None
             self.engine.note_user_message()
             self.reply = None
+        if stopped and self.engine.latch is None:
+            self.report.stop_lifted()
 
     def note_compaction(self) -> None:
         """The model's memory was cut: each call may be repeated once without counting."""
@@ -669,6 +706,9 @@ class Run:
             raise PolicyError(f"mode={mode!r} is not one of {', '.join(map(repr, MODES))}.")
         self.mode = effective_mode(mode)
         self.tools.clear()
+        if not self.owned():  # else a signal handler has interrupted what is locked
+            with self._lock:
+                self.engine.books.tell_anew()
 
     def add_observer(self, observer: object) -> None:
         """Tell ``observer.on_loop_detected(pattern, repetitions)`` of each finding, as loopctl does."""
@@ -741,22 +781,6 @@ class Run:
         with self._lock:
             return self.engine.max_operation_count()
 
-    def metrics_snapshot(self) -> Snapshot:
-        """What the metrics read of a live run, and once more when it is closed."""
-        calls: dict[tuple[str, str], int] = {}
-        if self._shared:  # the run around it tells the same engine
-            return {"max_operation_count": 0, "calls": calls, "agent": self.agent}
-        with self._lock:
-            for row in self.engine.rows.values():
-                if row.calls:
-                    calls[row.name, "allow"] = row.calls
-                if row.refused:
-                    calls[row.name, "refuse"] = row.refused
-                if row.stopped:
-                    calls[row.name, "stop"] = row.stopped
-            most = self.engine.max_operation_count()
-        return {"max_operation_count": most, "calls": calls, "agent": self.agent}
-
     def close(self) -> None:
         """End the run. Later calls in it are not watched; a late outcome is dropped."""
         self.end(None)
@@ -768,8 +792,8 @@ class Run:
         self.closed = True
         self.set_direct()
         self.report.close()
-        for rule, raised in self.engine.broken:
-            _safety.report(f"rule.{rule.name}", raised)
+        for rule, broken in self.engine.broken:
+            _safety.report(f"rule.{rule.name}", broken)
         _live.discard(self)
         with _safety.guarded("run.end"):
             self.report.tell_end(error)
@@ -781,6 +805,34 @@ class Run:
             f"<Run {self.name!r} {self.id[:8]} {state}: {stats.calls} calls, {stats.refused} refused, "
             f"{len(self.report.findings)} findings>"
         )
+
+
+class _Counts:
+    """What the metrics read of a run: while it lives, when it is closed, and once it was dropped without that."""
+
+    __slots__ = ("agent", "engine", "lock", "shared")
+
+    def __init__(self, engine: Engine, lock: RunLock, shared: bool, agent: str | None) -> None:
+        self.engine = engine
+        self.lock = lock
+        self.shared = shared
+        self.agent = agent
+
+    def metrics_snapshot(self) -> Snapshot:
+        """The counts so far."""
+        calls: dict[tuple[str, str], int] = {}
+        if self.shared:  # the run around it tells the same engine
+            return {"max_operation_count": 0, "calls": calls, "agent": self.agent}
+        with self.lock:
+            for row in self.engine.rows.values():
+                if row.calls:
+                    calls[row.name, "allow"] = row.calls
+                if row.refused:
+                    calls[row.name, "refuse"] = row.refused
+                if row.stopped:
+                    calls[row.name, "stop"] = row.stopped
+            most = self.engine.max_operation_count()
+        return {"max_operation_count": most, "calls": calls, "agent": self.agent}
 
 
 def _uuid7(noise: bytes) -> str:
@@ -799,6 +851,7 @@ def renew_locks() -> None:
         # Runs that count together have one lock; a run above may have ended and is asked all the same.
         for run in (live, *live.ancestors()):
             run._lock = locks.setdefault(id(run.engine), RunLock())
+            run._counts.lock = run._lock
             run._take_lock()
             if run.handoff is not None:
                 run.handoff.renew()

@@ -66,6 +66,7 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
 
     A context manager, sync and async, and a decorator for plain, coroutine and generator functions.
     A run inside a run is a sub-agent: its own evidence, the limits of all runs around it.
+    Runs that overlap may be left in any order: a run that was left is never the current one again.
 
     ```python
     with guarded_run("triage", limits=Limits(calls=200)) as run: ...
@@ -144,21 +145,26 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
             if hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=renew_locks)
         now = settings()
-        if self._tools is not None:
-            now = now.with_tools(self._tools)
         policy = self._policy if self._policy is not None else now.policy
+        if self._tools is not None:
+            now = now.with_tools(self._tools, policy)
         parent = open_run()
         if parent is not None and self._evidence == "parent" and (self._policy is not None or self._limits is not None):
             raise PolicyError(
                 'evidence="parent" counts with the run around it, by its policy and limits; give none here.'
             )
+        own = self._policy.mode if self._policy is not None and self._policy.mode != "enforce" else None
+        mode = effective_mode(self._mode, own, now.mode, policy.mode)
+        plan = plan_for(policy, self._limits or now.limits)
+        if parent is not None and self._evidence == "parent":
+            plan, mode = parent.plan, effective_mode(self._mode, parent.mode)
         run = run_class(
             self._name,
-            plan=plan_for(policy, self._limits or now.limits),
+            plan=plan,
             settings=now,
             run_id=self._run_id,
             agent=self._agent or (parent.agent if parent is not None else None),
-            mode=effective_mode(self._mode, now.mode, policy.mode),
+            mode=mode,
             options=self._options,
             parent=parent,
             shared=self._evidence == "parent",
@@ -172,12 +178,9 @@ class guarded_run:  # noqa: N801 - reads as a verb: ``with guarded_run("triage")
         run = self._run
         if run is None:
             return False
-        closed = run.closed  # by hand, inside the block
         run.end(error)
         if current.get() is run:
             current.set(open_run())
-        if closed:
-            return False
         stopped = run.stopped
         if stopped is None:
             return False

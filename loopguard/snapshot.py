@@ -44,6 +44,8 @@ _COUNTERS = (
     "calls",
     "call_mark",
     "denied_rounds",
+    "crowd",
+    "crowd_round",
     "quiet_until",
 )
 _FLAGS = ("joinable", "limit_due", "pressing", "watchful")
@@ -148,7 +150,7 @@ class _Writer:
             row = None if entry.ops is None else [self.op(op) for op in entry.ops if op.n > floor]
             last = None if entry.op is None else self.op(entry.op)
             facts = [int(getattr(entry, name)) for name in _ENTRY]
-            self.entries.append([entry.key, entry.row.name, last, row, *facts])
+            self.entries.append([entry.key, entry.row.name, last, row, entry.refused_at, *facts])
         return number
 
     def call(self, seq: int, call: tuple[Entry, Bound, int, float | None]) -> list[Any]:
@@ -268,14 +270,14 @@ class _Reader:
         return row
 
     def entry(self, plain: Any) -> Entry:
-        key, row, last, ops, *facts = plain
+        key, row, last, ops, refused_at, *facts = plain
         numbers = dict(zip(_ENTRY, (_is(int, value) for value in facts), strict=True))
         entry = Entry(_is(int, key), self.engine.rows[row], numbers["kind"], numbers["target"])
         entry.op = None if last is None else self.ops[last]
         entry.ops = None if ops is None else [self.ops[n] for n in ops]
         entry.flight, entry.flips = numbers["flight"], numbers["flips"]
         entry.mixed_at, entry.soft_at = numbers["mixed_at"], numbers["soft_at"]
-        entry.compaction = numbers["compaction"]
+        entry.compaction, entry.refused_at = numbers["compaction"], _time(refused_at)
         return entry
 
     def call(self, plain: Any) -> tuple[int, tuple[Entry, Bound, int, float | None]]:

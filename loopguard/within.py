@@ -176,6 +176,18 @@ def bind(run: Run, function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         # A context can be entered once at a time; each call gets its own copy.
-        return context.copy().run(function, *args, **kwargs)
+        result = context.copy().run(function, *args, **kwargs)
+        if type(result) is types.CoroutineType:  # it did not look like a coroutine function: its work is still to come
+            return cast("R", _later(run, result))
+        return result
 
     return wrapper
+
+
+async def _later(run: Run, coroutine: Any) -> Any:
+    before = current.get()
+    try:
+        current.set(run)
+        return await coroutine
+    finally:
+        current.set(before)

@@ -205,7 +205,7 @@ def refused_text(
     else:
         said = f"has been run {_times(n)} and the result was the same each time{quote(excerpt)}."
         # Only what was looked for can be said not to have come.
-        since = "No successful change has been seen since." if restarts else ""
+        since = "No new change has been seen since." if restarts else ""
     if n < finding.threshold:
         since = f"The same call {STILL_RUNNING}."
     text = (

@@ -14,7 +14,6 @@ from xxhash import xxh3_64_intdigest
 
 from loopguard.canonical import SCALARS
 from loopguard.context import Instead, current
-from loopguard.errors import LoopguardError
 from loopguard.fingerprint import dumps
 from loopguard.guard import EXCERPT, Guard, Stream, worth_masking
 from loopguard.outcome import HEADS
@@ -333,8 +332,7 @@ def _raised(
         if (
             # By type: ``isinstance`` may run code of a hostile ``__class__``.
             not issubclass(type(error), Exception)
-            # An error of ours speaks of another call, which was refused; for this one it is no outcome.
-            or issubclass(type(error), LoopguardError)
+            or run.speaks_of(error)
             or (control_flow and issubclass(type(error), control_flow))
         ):
             run.abandon(seq)

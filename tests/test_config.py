@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from loopguard import config
+from loopguard import config, guarded_run
 from loopguard.config import (
     Settings,
     configure,
@@ -193,7 +193,7 @@ def test_values_are_made_ready() -> None:
 def test_with_tools() -> None:
     """Tools of one run are added to a copy; of two with one name the run's holds."""
     configure(tools={"a": {"kind": "read"}, "b": {"kind": "read"}})
-    more = settings().with_tools({"b": {"kind": "write"}})
+    more = settings().with_tools({"b": {"kind": "write"}}, Policy())
 
     assert (more.tools["a"].kind, more.tools["b"].kind) == (Kind.READ, Kind.WRITE)
     assert settings().tools["b"].kind == Kind.READ
@@ -329,3 +329,19 @@ def test_imports_little() -> None:
     )  # fmt: skip
 
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"warn_after": 9}, "out of order"),
+        ({"stop_after": 0}, "refuses without an end"),
+        ({"warn_after": 60, "refuse_after": 0, "stop_after": 0}, "can never fire"),
+    ],
+)
+def test_thresholds_of_tables_that_cannot_be_meant(table: dict[str, int], message: str) -> None:
+    """A table is held to the policy, as the options of a decorator are."""
+    with pytest.raises(PolicyError, match=rf"\[tools.search\]: .*{message}"):
+        configure(tools={"search": table})
+    with pytest.raises(PolicyError, match=message), guarded_run("r", tools={"search": table}):
+        pass

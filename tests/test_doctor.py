@@ -266,6 +266,16 @@ def test_collections_of_tools(
     assert said in found[1]
 
 
+def test_a_table_for_a_decorated_tool(examine: Doctor, agent_tools: types.ModuleType) -> None:
+    """It does nothing, and the report says so."""
+    Path("loopguard.toml").write_text("[tools.search]\nrefuse_after = 4\n", encoding="utf-8")
+    config.reset()
+    code, report = examine("agent_tools")
+
+    assert code == 1
+    assert "search is decorated: its table [tools.search] does nothing." in report
+
+
 def test_tools_of_the_working_directory(examine: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module beside the user is found, and what it configures is in the report."""
     (tmp_path / "my_tools_here.py").write_text(

@@ -448,6 +448,8 @@ def test_mistakes_in_a_script_are_raised() -> None:
     with guarded_run("mistakes"):
         with pytest.raises(ScriptError, match="asks for 'find'; the agent has search"):
             ScriptedAgent(["find"], tools=[search]).run()
+        with pytest.raises(ScriptError, match="with other arguments: missing a required argument: 'query'"):
+            ScriptedAgent(always("search", q="x"), tools=[search]).run()
         with pytest.raises(ScriptError, match="fetch is asynchronous"):
             ScriptedAgent([("fetch", {"url": "a"})], tools=[fetch]).run()
 
@@ -618,12 +620,18 @@ def test_plugin_imports_nothing(pytester: pytest.Pytester, monkeypatch: pytest.M
             assert "loopguard.pytest_plugin" in sys.modules
             heavy = {"wrapt", "opentelemetry", "loopguard.run", "loopguard.testing", "orjson", "xxhash"}
             assert not heavy & set(sys.modules)
+
+        def test_the_package():
+            import loopguard
+            loaded = {name.partition(".")[0] for name in sys.modules}
+            others = {"redis", "rich", "click", "typer", "pydantic", "langchain", "langgraph", "openai", "agents"}
+            assert not loaded & (others | {"wrapt", "opentelemetry"})
         """
     )
 
     result = pytester.runpytest_subprocess(*PLUGIN, "-p", "no:hypothesispytest", "-p", "no:logfire")
 
-    result.assert_outcomes(passed=1)
+    result.assert_outcomes(passed=2)
 
 
 def test_fixture_here(loopguard_events: Any) -> None:

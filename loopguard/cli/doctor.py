@@ -211,6 +211,10 @@ def _tools(report: Report, target: str, tools: Mapping[str, Any]) -> None:
         if not kind:
             without_kind.append(name)
         report.row(name, "guarded", f"({kind or 'kind unknown'})")
+        if spec.name in config.settings().tools:
+            report.problem(
+                f"{name} is decorated: its table [tools.{spec.name}] does nothing. Say it in the options of guarded_tool."
+            )
     if without_kind:
         print(
             f'  {", ".join(without_kind)}: say kind="read", "write" or "poll" (or reads=, edits=). A successful '

@@ -40,7 +40,8 @@ class Off:
 class Attempt:
     """A call as ``judge`` sees it: about to be made (``operation`` is None) or just executed.
 
-    ``in_flight`` is the number of admitted calls of the same key without an outcome yet.
+    ``in_flight`` is the number of admitted calls of the same key without an outcome yet, ``refused_at`` when an attempt
+    of it was refused last.
     """
 
     tool: str
@@ -49,6 +50,7 @@ class Attempt:
     at: float | None = None
     operation: Operation | None = None
     in_flight: int = 0
+    refused_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,7 @@ class Rule:
 
         The default shows ``judge`` the window: right, and O(window).
         """
-        call = Attempt(entry.row.name, entry.key, entry.kind, at, operation, entry.flight)
+        call = Attempt(entry.row.name, entry.key, entry.kind, at, operation, entry.flight, entry.refused_at)
         return self.judge(self.window(index, entry), call)
 
     def window(self, index: Index, entry: Entry) -> list[Operation]:

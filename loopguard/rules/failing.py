@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from loopguard.index import Trigger
 from loopguard.records import ErrorClass, Evidence, Kind, Operation, Status
@@ -13,7 +13,12 @@ from loopguard.rules.base import Attempt, Rule, Words, check_rungs, lowest, show
 if TYPE_CHECKING:
     from loopguard.index import Entry, Index
 
-_LADDERS = ("", "final_", "recoverable_", "transient_")
+#: A wait between attempts grows if it is this many times as long as the one before ...
+GROWTH: Final = 1.1
+#: ... and not shorter than this: below it is the time that a call takes, not a wait. Seconds.
+NOTICEABLE: Final = 0.1
+
+_LADDERS = ("", "unknown_", "final_", "recoverable_", "transient_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +31,8 @@ class Failing(Rule):
     - recoverable (declared by the tool);
     - transient (429, 5xx, time-out, busy, locked) and failing polls: neither refused nor stopped while the waits
       between the attempts grow, or while a poll lies between them;
-    - everything else: ``warn_after`` / ``refuse_after`` / ``stop_after``.
+    - everything else: ``warn_after`` / ``refuse_after`` / ``stop_after``, and the ``unknown_*`` rungs where between two
+      of the failures a call of another key and of unknown kind was executed: it may have been the attempt to mend it.
 
     Source: OPENDEV's doom-loop detection; the classes are ours.
     """
@@ -40,13 +46,16 @@ class Failing(Rule):
     transient_warn_after: int | None = 5
     transient_refuse_after: int | None = 10
     transient_stop_after: int | None = 20
+    unknown_warn_after: int | None = 5
+    unknown_refuse_after: int | None = 10
+    unknown_stop_after: int | None = 20
 
     name: ClassVar[str] = "failing"
     words: ClassVar[Words] = Words(
         "failed {n} times with the same error", "has failed {n} times with the same error", "{n} times the same error"
     )
     ways: ClassVar[tuple[str, ...]] = (
-        "an agent gets past this error: @guarded_tool(recoverable=(ValueError,))",
+        "an agent gets past this error: @guarded_tool(recoverable=(TheError,))",
         "never refuse or stop this tool for it: @guarded_tool(rules=(Failing.off(),))",
     )
     trigger: ClassVar[Trigger] = Trigger.FAILED
@@ -61,31 +70,40 @@ class Failing(Rule):
         if not ops or ops[-1].status == Status.OK:
             return None
         waiting = index.last_poll > ops[-1].n if operation is None else len(ops) > 1 and index.last_poll > ops[-2].n
-        return self._found(entry.key, ops, entry.kind, at if operation is None else None, waiting)
+        tries = (entry.refused_at, at) if operation is None else ()
+        return self._found(entry.key, ops, entry.kind, tries, waiting, entry.mixed_at > ops[0].n)
 
     def judge(self, window: Sequence[Operation], call: Attempt) -> Evidence | None:
         """From the window, by its definition."""
         ops: list[Operation] = []
         last_poll = max((op.n for op in window if op.kind == Kind.POLL), default=0)
+        mixed = between = False
         for op in reversed(window):
             if op.key != call.key:
+                between = between or op.kind == Kind.UNKNOWN
                 continue
             if op.status == Status.OK or not (
                 not ops or (op.outcome and op.outcome == ops[-1].outcome and op.status == ops[-1].status)
             ):
                 break
+            mixed = mixed or (bool(ops) and between)
+            between = False
             ops.append(op)
         if not ops:
             return None
         ops.reverse()
         before = call.operation is None
         waiting = last_poll > ops[-1].n if before else len(ops) > 1 and last_poll > ops[-2].n
-        return self._found(call.key, ops, call.kind, call.at if before else None, waiting)
+        return self._found(call.key, ops, call.kind, (call.refused_at, call.at) if before else (), waiting, mixed)
 
-    def _found(self, key: int, ops: Sequence[Operation], kind: int, at: float | None, waiting: bool) -> Evidence:
+    def _found(
+        self, key: int, ops: Sequence[Operation], kind: int, tries: tuple[float | None, ...], waiting: bool, mixed: bool
+    ) -> Evidence:
         ladder = self._ladder(ops[-1].error_class, kind)
+        if mixed and ladder in ("", "recoverable_"):
+            ladder = "unknown_"
         warn, refuse, stop = self._rungs(ladder)
-        if ladder == "transient_" and (waiting or _waits_grow(ops, at)):
+        if ladder == "transient_" and (waiting or _waits_grow(ops, tries)):
             refuse = stop = 0
         return Evidence(
             (self.name, key),
@@ -124,15 +142,21 @@ class Failing(Rule):
         return lowest(*(rung for ladder in _LADDERS for rung in self._rungs(ladder)[1:]))
 
     def check(self, window: int, endless: bool) -> None:
-        """All four ladders must be in order and within the window."""
+        """All ladders must be in order and within the window."""
         for ladder in _LADDERS:
             names = (f"{ladder}warn_after", f"{ladder}refuse_after", f"{ladder}stop_after")
             rungs = (getattr(self, names[0]), getattr(self, names[1]), getattr(self, names[2]))
             check_rungs(self, ladder, rungs, window, endless)
 
 
-def _waits_grow(ops: Sequence[Operation], at: float | None) -> bool:
-    """True if the last wait between attempts was longer than the one before."""
-    times = [op.at for op in ops[-3:]] + ([at] if at is not None else [])
-    known = [time for time in times if time is not None][-3:]
-    return len(known) == 3 and known[2] - known[1] > known[1] - known[0] > 0
+def _waits_grow(ops: Sequence[Operation], tries: tuple[float | None, ...]) -> bool:
+    """True if the last wait between attempts, refused ones included, was clearly longer than the one before."""
+    last = ops[-1].at
+    if last is None:
+        return False
+    times = [op.at for op in ops[-3:] if op.at is not None]
+    times += [at for at in tries if at is not None and at >= last]
+    if len(times) < 3:
+        return False
+    before, wait = times[-2] - times[-3], times[-1] - times[-2]
+    return before > 0 and wait >= NOTICEABLE and wait >= GROWTH * before

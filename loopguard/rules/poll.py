@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Poll(Rule):
     """Equal answers of a poll while what it asks about is running.
 
-    Where the records carry time the warning waits for ``patience`` as well, and so does the refusal.
+    Where the records carry time the warning waits for ``patience`` as well, and so does the refusal. Both are measured
+    at the last answer, so that a warning comes before the refusal.
     Once the answer says that it ended, ``Repeat`` applies.
 
     Args:
@@ -52,7 +53,7 @@ class Poll(Rule):
         ops = index.row_ops(entry)
         if ops and (ops[-1].ended or ops[-1].status != Status.OK):
             return None
-        return self._found(entry.key, ops, at)
+        return self._found(entry.key, ops)
 
     def judge(self, window: Sequence[Operation], call: Attempt) -> Evidence | None:
         """From the window, by its definition."""
@@ -66,13 +67,13 @@ class Poll(Rule):
         ops.reverse()
         if ops and ops[-1].ended:
             return None
-        return self._found(call.key, ops, call.operation.at if call.operation else call.at)
+        return self._found(call.key, ops)
 
-    def _found(self, key: int, ops: Sequence[Operation], at: float | None) -> Evidence | None:
+    def _found(self, key: int, ops: Sequence[Operation]) -> Evidence | None:
         if not ops:
             return None
-        first = ops[-1].since
-        patient = at is not None and first is not None and at - first < self.patience
+        first, last = ops[-1].since, ops[-1].at
+        patient = first is not None and last is not None and last - first < self.patience
         return Evidence(
             (self.name, key),
             key,
@@ -84,7 +85,7 @@ class Poll(Rule):
             0 if patient else self.stop_after or 0,
             False,
             first,
-            ops[-1].at,
+            last,
             took(ops),
         )
 

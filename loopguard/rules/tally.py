@@ -54,10 +54,10 @@ class RepeatTally(Rule):
         if not index.keep_counts:
             return Rule.evidence(self, index, entry, at, operation)
         best: tuple[tuple[int, str, int], tuple[int, int]] | None = None
-        for pair in index.repeated if self._lowest_warn() > 1 else index.counts:
+        for pair in index.counts if self._counts_single() else index.repeated:
             ops = index.counts[pair]
-            warn = self._warn(ops[0].tool)
-            if warn and len(ops) >= warn:
+            least = self._least(ops[0].tool)
+            if least and len(ops) >= least:
                 order = (-len(ops), ops[0].tool, ops[0].n)
                 if best is None or order < best[0]:
                     best = order, pair
@@ -72,7 +72,7 @@ class RepeatTally(Rule):
         flagged = [
             ((-len(ops), ops[0].tool, ops[0].n), pair)
             for pair, ops in counts.items()
-            if self._warn(ops[0].tool) and len(ops) >= self._warn(ops[0].tool)
+            if self._least(ops[0].tool) and len(ops) >= self._least(ops[0].tool)
         ]
         if not flagged:
             return None
@@ -102,8 +102,12 @@ class RepeatTally(Rule):
                 return warn_after
         return self.warn_after or 0
 
-    def _lowest_warn(self) -> int:
-        return min([self.warn_after or 0, *(warn_after for _, warn_after in self.thresholds)])
+    def _least(self, tool: str) -> int:
+        """From how many on a pattern is reported; without a warning that is the stop."""
+        return self._warn(tool) or self.stop_after or 0
+
+    def _counts_single(self) -> bool:
+        return 1 in (self._least(""), *(self._least(tool) for tool, _ in self.thresholds))
 
     def _found(self, pair: tuple[int, int], ops: Sequence[Operation]) -> Evidence:
         warn = self._warn(ops[0].tool)

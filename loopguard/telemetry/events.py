@@ -38,7 +38,12 @@ def loop_attributes(finding: Finding) -> dict[str, AttributeValue]:
         names.LOOP_FINGERPRINT: finding.fingerprint,
         names.LOOP_WASTED_S: round(float(finding.wasted_s), 6),
         names.LOOP_MESSAGE: names.clean(finding.message),
+        **{name: at for name, at in _times(finding) if at is not None},
     }
+
+
+def _times(finding: Finding) -> tuple[tuple[str, float | None], ...]:
+    return (names.LOOP_FIRST_AT, finding.first_at), (names.LOOP_LAST_AT, finding.last_at)
 
 
 def summarise(span: Span, finding: Finding, handle: Handle | None, more: dict[str, AttributeValue]) -> None:

@@ -59,8 +59,7 @@ def line_of(finding: Finding) -> str:
         return f"loopguard: {finding.tool} {refused} {where}: {times} ({evidence}).{_way_out(finding)}"
     if finding.enforced:
         return f"loopguard: {finding.message} ({evidence})."
-    would = f"only watching, this would have been a {finding.action.value}"
-    return f"loopguard: {would}: {finding.message} ({evidence})."
+    return f"loopguard: only watching: {finding.message} ({evidence})."
 
 
 def _evidence(finding: Finding) -> str:

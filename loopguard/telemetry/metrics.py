@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, cast
 
 from loopguard import _safety
 from loopguard.telemetry import names
@@ -226,7 +226,7 @@ class Metrics:
                 for outcome in names.OUTCOMES:
                     runs.setdefault(self._runs_key(label, outcome), 0)
 
-    def run_closed(self, run: Source, outcome: str = names.OUTCOMES[0]) -> None:
+    def run_closed(self, run: object, outcome: str = names.OUTCOMES[0]) -> None:
         """A run ended: its counts go to the totals. One that is not registered (any more) is left alone.
 
         Args:
@@ -238,7 +238,7 @@ class Metrics:
             if reference is None or reference() is not run:
                 return
             del self._live[id(run)]
-            self._merge(reference.source or run, outcome)
+            self._merge(reference.source or cast("Source", run), outcome)
 
     def live_runs(self) -> int:
         """How many runs are open."""

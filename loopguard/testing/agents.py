@@ -128,7 +128,8 @@ class ScriptedAgent:
         Raises:
             RunStopped: The run is over.
             AssertionError: ``most`` calls were made and nothing ended the agent.
-            ScriptError: A tool is unknown, or asynchronous; for those there is `arun`.
+            ScriptError: A tool is unknown, does not take these arguments, or is asynchronous; for the last there is
+                `arun`.
         """
         for ask in self._asks():
             try:
@@ -186,10 +187,19 @@ class ScriptedAgent:
 
     def _tool(self, ask: Ask) -> Callable[..., Any]:
         try:
-            return self.tools[ask.tool]
+            tool = self.tools[ask.tool]
         except KeyError:
             known = ", ".join(sorted(self.tools))
             raise ScriptError(f"The script asks for {ask.tool!r}; the agent has {known}.") from None
+        try:
+            signature = inspect.signature(tool)
+        except (TypeError, ValueError):  # some built-in functions have none
+            return tool
+        try:
+            signature.bind(**ask.args)
+        except TypeError as error:
+            raise ScriptError(f"The script calls {ask.tool}{signature} with other arguments: {error}.") from None
+        return tool
 
     def _tell(self, result: object) -> None:
         self.told.append(result)
@@ -208,7 +218,7 @@ class ScriptedAgent:
 
 
 class ScriptError(Exception):
-    """A script and its agent do not fit: an unknown tool, or an asynchronous one in ``run``."""
+    """A script and its agent do not fit: an unknown tool, arguments it does not take, or an asynchronous one in ``run``."""
 
 
 def _plain(ask: Ask, result: Any) -> Any:

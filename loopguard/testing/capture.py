@@ -199,7 +199,7 @@ class ObservedRun(Run):
         handle: Any = None,
     ) -> Any:
         """See ``Run.done``."""
-        self._ended(seq, "ok", result=None if result.__class__ is Stream else result)
+        self._ended(seq, "ok", result=None if type(result) is Stream else result)
         return super().done(guard, seq, result, args, kwargs, handle)
 
     def failed(

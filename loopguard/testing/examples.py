@@ -48,5 +48,8 @@ SMALL_FAILING = Failing(
     transient_warn_after=2,
     transient_refuse_after=3,
     transient_stop_after=6,
+    unknown_warn_after=3,
+    unknown_refuse_after=4,
+    unknown_stop_after=6,
 )
 SMALL_POLL = Poll(warn_after=2, refuse_after=3, stop_after=5, patience=20)

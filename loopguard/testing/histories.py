@@ -263,4 +263,4 @@ class Log:
 
 def attempt_of(entry: Entry, at: float | None, operation: Operation | None = None) -> Attempt:
     """The call of this entry, as ``judge`` sees it."""
-    return Attempt(entry.row.name, entry.key, entry.kind, at, operation, entry.flight)
+    return Attempt(entry.row.name, entry.key, entry.kind, at, operation, entry.flight, entry.refused_at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -291,6 +292,43 @@ def test_transient_failures_with_growing_waits() -> None:
     assert evenly == row("4run warn 5run refuse")
 
 
+def test_refusals_are_no_waits() -> None:
+    """Who asks on at the same pace is refused each time: the time that refusals take is no wait that grows."""
+    agent = Agent()
+    transient = {"status": FAILED, "error_class": int(ErrorClass.TRANSIENT)}
+    said = [agent.call(at=5.0 * n, **transient) for n in range(21)]
+
+    assert said == row("4run warn 5run 10refuse stop")
+
+
+def test_who_waits_after_a_refusal_may_try_again() -> None:
+    """A clearly longer wait is what the nudge asks for."""
+    agent = Agent()
+    transient = {"status": FAILED, "error_class": int(ErrorClass.TRANSIENT)}
+    said = [agent.call(at=at, **transient) for at in (*range(10), 10, 20, 21, 40)]
+
+    assert said == row("4run warn 5run refuse run refuse run")
+
+
+@pytest.mark.parametrize("growth", [0.001, 0.4])
+def test_waits_that_hardly_grow(growth: float) -> None:
+    """A model that answers more slowly each time is not waiting."""
+    agent = Agent()
+    transient = {"status": FAILED, "error_class": int(ErrorClass.TRANSIENT)}
+    said = [agent.call(at=5.0 * n + growth * n * n / 2, **transient) for n in range(11)]
+
+    assert said == row("4run warn 5run refuse")
+
+
+def test_calls_without_a_wait_are_not_waiting() -> None:
+    """Microseconds that grow are no waits."""
+    agent = Agent()
+    transient = {"status": FAILED, "error_class": int(ErrorClass.TRANSIENT)}
+    said = [agent.call(at=1e-6 * 2**n, **transient) for n in range(11)]
+
+    assert said == row("4run warn 5run refuse")
+
+
 def test_transient_failures_with_a_poll_between() -> None:
     """A poll between two attempts shows that the agent waits for something."""
     agent = Agent()
@@ -408,6 +446,16 @@ def test_samples_are_no_evidence() -> None:
     assert agent.engine.max_operation_count() == 0
 
 
+@pytest.mark.parametrize("step", [5.0, 6.0, 7.0])
+def test_a_poll_is_warned_about_before_it_is_refused(step: float) -> None:
+    """Also where the patience ends between two calls that are many enough for both."""
+    agent = Agent()
+    said = [agent.call(at=step * n, kind=POLL, tool="status") for n in range(125)]
+    until = math.ceil(600 / step)
+
+    assert said == row(f"{until}run warn {124 - until}refuse")
+
+
 def test_polls_have_patience() -> None:
     """Equal answers of a poll are said after ten, and refused after forty."""
     agent = Agent()
@@ -428,3 +476,17 @@ def test_a_poll_that_ended_is_a_repeat() -> None:
     agent = Agent()
 
     assert agent.calls(4, kind=POLL, ended=True) == row("2run warn run")
+
+
+def test_failures_with_attempts_to_mend_them_in_between() -> None:
+    """A call of unknown kind may have changed what fails; a read has not."""
+    mending, reading = Agent(), Agent()
+    said: dict[str, list[str]] = {"mending": [], "reading": []}
+    for n in range(11):
+        said["mending"].append(mending.call(status=FAILED))
+        mending.call(100 + n, outcome=200 + n, kind=int(Kind.UNKNOWN), tool="edit")
+        said["reading"].append(reading.call(status=FAILED))
+        reading.call(100 + n, outcome=200 + n, tool="look")
+
+    assert said["mending"] == row("4run warn 5run refuse")
+    assert said["reading"] == row("2run warn 2run 5refuse stop")

@@ -144,7 +144,7 @@ def test_nothing_is_left_out_of_a_snapshot() -> None:
 
     assert slots - stored == derived | policy | {"books"}
     assert set(Books.__slots__) - set(plain) == {"_by_key"}
-    assert set(Entry.__struct_fields__) == {*snapshot_module._ENTRY, "key", "row", "op", "ops"}
+    assert set(Entry.__struct_fields__) == {*snapshot_module._ENTRY, "key", "row", "op", "ops", "refused_at"}
     assert set(Row.__slots__) == {*snapshot_module._ROW, "name", "tool"}
     assert set(Ledger.__slots__) == {*snapshot_module._LEDGER, "rule"}
 

@@ -562,3 +562,16 @@ def test_the_bare_tool_signature_says_nothing(call: Callable[[ToolSignature], An
     """Its defaults change nothing."""
     assert not call(ToolSignature())
     assert ToolSignature().normalize_param_for_comparison("t", "p") == "p"
+
+
+@pytest.mark.parametrize("options", [{"patience": 60}, {"running": bool}, {"kind": "read", "patience": 60}])
+def test_what_is_for_polls_only(options: dict[str, Any]) -> None:
+    """Patience without a poll would be ignored: it is told where it is written."""
+    with pytest.raises(PolicyError, match="is for polls only"):
+        spec_from_options("status", options)
+
+
+@pytest.mark.parametrize("kind", ["poll", "shell", {"by": "command", "wait": "poll"}, lambda arguments: "poll"])
+def test_patience_of_what_may_be_a_poll(kind: Any) -> None:
+    """A kind that is decided call by call may be a poll."""
+    assert spec_from_options("status", {"kind": kind, "patience": 60}).patience == 60

@@ -349,7 +349,7 @@ def test_an_override_that_calls_super_is_two_tools() -> None:
         assert Derived.class_inside(1) == "derived of Derived 1"
         assert Derived.class_outside(1) == "Derived 1"
 
-    names = [row for row, decision in run.metrics_snapshot()["calls"] if decision == "allow"]
+    names = [row for row, decision in run._counts.metrics_snapshot()["calls"] if decision == "allow"]
     assert sorted(names) == sorted(
         ["Derived.method", "Base.method", "Derived.class_inside", "Base.class_inside", "Base.class_outside"]
     )

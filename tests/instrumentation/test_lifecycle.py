@@ -145,6 +145,7 @@ def test_a_dropped_run_is_counted_as_abandoned() -> None:
     gc.collect()
     assert metrics.live_runs() == 0
     assert outcomes() == {"abandoned": 1}
+    assert sum(metrics.series("loopguard.calls").values()) == 2
 
 
 def outcomes() -> dict[str, int]:
@@ -272,7 +273,7 @@ def test_observe_lets_through_and_records() -> None:
         run.set_mode("observe")
         assert agent(20) == ["ok"] * 20
         would = [finding for finding in run.findings if not finding.enforced]
-        assert [finding.action for finding in would] == ["stop"]
+        assert [finding.action for finding in would] == ["refuse", "stop"]
         assert run.stopped is None
         assert run.stats.calls == 25
 

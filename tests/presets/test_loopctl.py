@@ -246,6 +246,30 @@ def test_another_result_forgets_only_after_the_warning() -> None:
     assert (play_changed(Policy.loopctl()), play_changed(Policy())) == (1, 0)
 
 
+def test_a_warned_result_is_forgotten_whatever_came_last() -> None:
+    """Forgetting looks at what was warned about, not at the last result of the call."""
+    with guarded_run("r", policy=Policy.loopctl(stop_after=0)) as run:
+        repeat(run, 4, "edit", "x", path="/b")
+        repeat(run, 3, "read", "x", path="/a")
+        repeat(run, 1, "read", "y", path="/a")
+        repeat(run, 1, "edit", "z", path="/b")
+        assert run.check_loop().is_looping
+        repeat(run, 1, "read", "y", path="/a")
+        assert not run.check_loop().is_looping
+        assert run.max_operation_count() == 2
+
+
+def test_a_stop_without_a_warning() -> None:
+    """The stop threshold is the larger of the two, and 0 is the smaller one."""
+    with guarded_run("r", policy=Policy.loopctl(warn_after=0, stop_after=4), on_stop="end") as run:
+        repeat(run, 4)
+        assert not run.findings
+        with contextlib.suppress(RunStopped):
+            repeat(run, 1)
+    assert run.stopped is not None
+    assert run.stats.calls == 4
+
+
 def test_nothing_restarts_the_count() -> None:
     """A novel write and a user message restart the default, loopctl knows neither."""
 

@@ -44,7 +44,7 @@ def test_watching_only_says_what_would_have_been(make_finding: Any) -> None:
     stop = make_finding(Action.STOP, enforced=False, message="run 'a' was stopped: search")
 
     assert "search would have been refused in run" in line_of(refuse)
-    assert line_of(stop).startswith("loopguard: only watching, this would have been a stop: run 'a'")
+    assert line_of(stop).startswith("loopguard: only watching: run 'a'")
 
 
 @pytest.mark.parametrize(
