@@ -11,7 +11,20 @@ import wrapt
 from xxhash import xxh3_64_intdigest
 
 from benchmarks.timing import Ratio, in_turns, in_turns_async
-from loopguard import Failing, Limits, Policy, Poll, Repeat, Run, Telemetry, configure, guarded_run, guarded_tool
+from loopguard import (
+    Cycle,
+    Failing,
+    Limits,
+    Policy,
+    Poll,
+    Repeat,
+    Run,
+    SameError,
+    Telemetry,
+    configure,
+    guarded_run,
+    guarded_tool,
+)
 
 #: Without the warning at 1,000 calls, which would be the only thing that happens.
 NO_LIMIT = Limits(soft_calls=0)
@@ -171,7 +184,7 @@ def rows(quick: bool) -> list[tuple[str, Ratio, str]]:
 def each_rule(rounds: int) -> list[tuple[str, Ratio, str]]:
     """What a rule adds: the default policy and the one without it, measured in turns against each other."""
     added = []
-    for rule in (Repeat, Failing, Poll):
+    for rule in (Repeat, Failing, Cycle, SameError, Poll):
         lean = opened("lean", policy=Policy(rule.off()))
         full = opened("full")
         theirs, ours = lean.bind(guarded_tool(short())), full.bind(guarded_tool(short()))

@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from loopguard.records import Operation as Operation
     from loopguard.report import Nudge as Nudge
     from loopguard.rules import Attempt as Attempt
+    from loopguard.rules import Cycle as Cycle
     from loopguard.rules import Failing as Failing
     from loopguard.rules import Limits as Limits
     from loopguard.rules import Poll as Poll
     from loopguard.rules import Repeat as Repeat
     from loopguard.rules import Rule as Rule
     from loopguard.rules import SameCall as SameCall
+    from loopguard.rules import SameError as SameError
     from loopguard.run import Run as Run
     from loopguard.scope import current_run as current_run
     from loopguard.scope import guarded_run as guarded_run
@@ -70,7 +72,7 @@ _WHERE = {
     "policy": ("Policy",),
     "records": ("Action", "Evidence", "Finding", "LoopStatus", "Operation"),
     "report": ("Nudge",),
-    "rules": ("Attempt", "Failing", "Limits", "Poll", "Repeat", "Rule", "SameCall"),
+    "rules": ("Attempt", "Cycle", "Failing", "Limits", "Poll", "Repeat", "Rule", "SameCall", "SameError"),
     "run": ("Run",),
     "scope": ("current_run", "guarded_run"),
     "signature": ("Ignored", "Primary", "Secret", "ToolSignature", "ToolSpec", "tools_from_toml"),

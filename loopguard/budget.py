@@ -125,7 +125,8 @@ class Budget(Index):
         unwarned = per_tool or (timed and ("seconds", Action.WARN) not in self.books.told_limits)
         self.pressing = due or full
         self.limit_due = due or bool(unwarned and limits.handoff_at) or self._unfed()
-        self.watchful = bool(self.latch or self.over or full or per_tool or timed or self.books.refused)
+        alert = self.alert_until > self.n
+        self.watchful = bool(self.latch or self.over or full or per_tool or timed or alert or self.books.refused)
 
     def row_of(self, tool: Tool) -> Row:
         """The row of this tool; one with a limit of its own has its own row, however many names there are."""

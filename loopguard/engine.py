@@ -155,12 +155,14 @@ class Engine(Ladder):
         error_class: int = 0,
         changed: bool = True,
         ended: bool = False,
+        shape: int = 0,
     ) -> Hit | None:
         """The outcome of an admitted call. Returns the warning it completes, if any.
 
         ``raw`` is the digest of the result or error text, ``template`` of the error's template, ``masked`` and
         ``prev_masked`` of this and the previous outcome of the call with volatile text taken out (0 = not taken),
-        ``changed`` False for a write that says it changed nothing, ``ended`` True for a poll that says it is over.
+        ``changed`` False for a write that says it changed nothing, ``ended`` True for a poll that says it is over,
+        ``shape`` the digest of an error's first line without what depends on the arguments.
         """
         return self.close(
             self.open.pop(seq, None),
@@ -174,6 +176,7 @@ class Engine(Ladder):
             error_class,
             changed,
             ended,
+            shape,
         )
 
     def close(
@@ -189,6 +192,7 @@ class Engine(Ladder):
         error_class: int = 0,
         changed: bool = True,
         ended: bool = False,
+        shape: int = 0,
     ) -> Hit | None:
         """``end`` for a caller that took the call out of ``open`` itself, to look at it."""
         if call is None:
@@ -212,7 +216,9 @@ class Engine(Ladder):
             n = seq  # one number in memory instead of two equal ones
         self.n = n
         old = entry.op
-        soft = free = False
+        free = False
+        flags = 4 if ended else 0  # ENDED
+        since = at
         armed = 16  # Trigger.ANY
         if old is not None:
             if outcome != old.outcome and not masked:
@@ -222,15 +228,20 @@ class Engine(Ladder):
                 entry.compaction = self.compactions
             else:
                 armed = self._compare(entry, old, n, status, outcome, masked, prev_masked)
-            if armed >= _SOFT:
-                armed -= _SOFT
-                soft = True
-                outcome = old.outcome
-            if armed >= _FREE:
-                armed -= _FREE
-                free = True
-            elif soft:
-                entry.soft_at = n
+                if armed >= _SOFT:
+                    armed -= _SOFT
+                    flags |= 1  # SOFT
+                    outcome = old.outcome
+                if armed >= _FREE:
+                    armed -= _FREE
+                    free = True
+                    flags |= 2  # FREE
+                    since = old.since
+                elif armed == 19:
+                    if flags & 1:
+                        entry.soft_at = n
+                    flags |= 8  # AGAIN
+                    since = old.since
         elif self.compactions:
             entry.compaction = self.compactions
         row = bound.row
@@ -247,11 +258,10 @@ class Engine(Ladder):
             round_,
             at,
             took if took > _INSTANT else 0.0,
-            soft,
-            free,
+            flags,
             masked,
-            ended,
-            old.since if old is not None and (armed == 19 or free) else at,
+            since,
+            shape,
         )
         self.history.append(op)
         if old is not None:
@@ -262,6 +272,8 @@ class Engine(Ladder):
         if not free:
             if kind == 0:
                 self.last_unknown = n
+                if armed != 19 or status == 3 or error_class == 5:  # DENIED, TRANSIENT
+                    self.last_new_unknown = n
             elif kind == 3:
                 self.last_poll = n
         if self.keeps:
@@ -272,8 +284,12 @@ class Engine(Ladder):
             self._progress(entry, outcome, armed)
         if status:
             armed |= 4  # FAILED
-        elif kind == 2 and not armed & 2 and changed and self.plan.restarts:
-            self._restart(n - 1)
+        else:
+            if kind == 2 and not armed & 2 and changed and self.plan.restarts:
+                self._restart(n - 1)
+            if row.failing and not free:
+                row.failing = 0
+                armed |= 32  # RECOVERED
         rules = bound.after[armed]
         if self.limit_due:
             hit = self._judge(rules, entry, at, op, bound)
@@ -338,6 +354,7 @@ class Engine(Ladder):
     def _failed(self, entry: Entry, raw: int, template: int, error_class: int) -> int:
         """Bookkeeping of a failure; returns the digest by which it is compared."""
         self.totals["failed"] += 1
+        entry.row.failing = 1
         if error_class == ErrorClass.RECOVERABLE and entry.target and entry.row.tool.edits:
             self.clear_edits(entry.target, self.plan.clears_edits)
             self.books.forget_edits(entry.target, self)

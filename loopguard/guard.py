@@ -17,7 +17,7 @@ from loopguard import _safety
 from loopguard.binding import Binder, MappingBinder
 from loopguard.fingerprint import canonical, digest, keyed_hex, outcome_digest, text_parts
 from loopguard.hiding import HIDDEN, secrets_of, without_secrets
-from loopguard.masking import mask, template, volatile, without
+from loopguard.masking import mask, shape, template, volatile, without
 from loopguard.outcome import (
     classify,
     error_class,
@@ -157,7 +157,7 @@ class Guard:
 
     # -- after the call ---------------------------------------------------------------------------------------------
 
-    def outcome_of(self, run: Run, seq: int, result: Any) -> Outcome:
+    def outcome_of(self, run: Run, seq: int, result: Any, args: Args, kwargs: Kwargs) -> Outcome:
         """What the engine is told about a returned result."""
         if type(result) is Stream:
             run.keep_excerpt(seq, "")
@@ -171,7 +171,7 @@ class Guard:
         if status:
             said = result_error_text(result)
             run.keep_excerpt(seq, said)
-            return self._failure(run, said, None, outcome_digest(result, seed))
+            return self._failure(run, said, None, outcome_digest(result, seed), args, kwargs)
         parts = text_parts(result) if policy.text_parts else None
         raw = outcome_digest(result if parts is None else parts, seed)
         if not policy.masking:
@@ -190,16 +190,18 @@ class Guard:
         ended = kind == Kind.POLL and self._ended(result)
         return 0, raw, 0, *masked, 0, changed, ended
 
-    def failure_of(self, run: Run, seq: int, error: BaseException) -> Outcome:
+    def failure_of(self, run: Run, seq: int, error: BaseException, args: Args, kwargs: Kwargs) -> Outcome:
         """What the engine is told about a raised exception."""
         text = error_text(error)
         run.keep_excerpt(seq, text)
         if run.policy.masking and nothing_found(text) and not self.spec.failed:
             return 0, EMPTY_OUTCOME
         message = text.partition(": ")[2] or text
-        return self._failure(run, text, error, outcome_digest(message, run.seed))
+        return self._failure(run, text, error, outcome_digest(message, run.seed), args, kwargs)
 
-    def _failure(self, run: Run, text: str, error: BaseException | None, raw: int) -> Outcome:
+    def _failure(
+        self, run: Run, text: str, error: BaseException | None, raw: int, args: Args, kwargs: Kwargs
+    ) -> Outcome:
         kind = error_class(text, error)
         signature = run.policy.signature
         if is_recoverable(self.spec, error, text) or (
@@ -207,8 +209,20 @@ class Guard:
         ):
             kind = ErrorClass.RECOVERABLE
         status = Status.DENIED if kind is ErrorClass.DENIED else Status.FAILED
-        shape = digest(template(text).encode("utf-8", "surrogatepass"), run.seed)
-        return int(status), raw, shape, 0, 0, int(kind)
+        whole = digest(template(text).encode("utf-8", "surrogatepass"), run.seed)
+        line = shape(text, self._texts(args, kwargs)) if run.policy.masking else ""
+        alike = digest(line.encode("utf-8", "surrogatepass"), run.seed) if line else 0
+        return int(status), raw, whole, 0, 0, int(kind), True, False, alike
+
+    def _texts(self, args: Args, kwargs: Kwargs) -> list[str]:
+        """The arguments that are text, and those one level down."""
+        texts: list[str] = []
+        for value in self.binder.named(args, kwargs).values():
+            items = (
+                value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+            )
+            texts += [item for item in items if isinstance(item, str)]
+        return texts
 
     def _classify(self, result: Any) -> tuple[Status, bool]:
         failed = self.spec.failed

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from enum import IntFlag
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -41,18 +41,22 @@ class Trigger(IntFlag):
     SAME_ANSWER = 8
     #: Every operation.
     ANY = 16
+    #: The call succeeded, and the last one of this tool did not.
+    RECOVERED = 32
 
 
 class Row:
     """What is known about one tool: its last outcome, and totals for limits."""
 
-    __slots__ = ("below", "calls", "last", "name", "refused", "stopped", "tool", "wasted")
+    __slots__ = ("below", "calls", "failing", "last", "name", "refused", "stopped", "tool", "wasted")
 
     def __init__(self, tool: Tool, name: str) -> None:
         self.tool = tool
         self.name = name
         #: The outcome of its last operation.
         self.last = 0
+        #: 1 after a failure, until a call of it succeeds.
+        self.failing = 0
         #: Calls executed in this run, and in the runs below it.
         self.calls = 0
         self.below = 0
@@ -98,6 +102,7 @@ class Index:
     """
 
     __slots__ = (
+        "alert_until",
         "cleared",
         "compactions",
         "counted",
@@ -108,7 +113,9 @@ class Index:
         "keeps",
         "keys",
         "last_poll",
+        "last_new_unknown",
         "last_unknown",
+        "memories",
         "n",
         "repeated",
         "reset_at",
@@ -150,8 +157,13 @@ class Index:
         #: Edits of this target up to this operation are forgotten (a recoverable error).
         self.cleared: dict[int, int] = {}
         self.last_poll = 0
-        #: The latest operation of unknown kind: it may have changed anything.
+        #: The latest operation of unknown kind, which may have changed anything; and the latest that does not recur.
         self.last_unknown = 0
+        self.last_new_unknown = 0
+        #: What rules remember beyond the rows, by the name of the rule: plain containers, made when first needed.
+        self.memories: dict[str, Any] = {}
+        #: A rule with a memory could refuse: attempts are looked at up to this operation.
+        self.alert_until = 0
 
     # -- what rules read --------------------------------------------------------------------------------------------
 

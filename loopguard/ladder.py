@@ -92,6 +92,9 @@ class Ladder(Budget):
             if hit.action is Action.REFUSE and self._refusals_used_up(self._refused_round(round_)):
                 hit = self._refusals_over(tool)
             return self._not_asked(entry, hit) if hit.action is Action.WARN else self._refuse(entry, hit)
+        if self.alert_until and self.alert_until <= self.n:
+            self.alert_until = 0
+            self._rearm()
         if entry.kind == Kind.THINK:
             return None
         met: list[tuple[Action, Rule, Evidence, int]] = []
@@ -167,8 +170,9 @@ class Ladder(Budget):
         refused = ledger.refused - (ledger.round == round_) if ledger is not None else 0
         if evidence.stop and evidence.done + refused >= evidence.stop:
             met.append((Action.STOP, rule, evidence, evidence.stop))
-        elif evidence.refuse and evidence.done + flight >= evidence.refuse:
-            met.append((Action.REFUSE, rule, evidence, evidence.refuse))
+        elif evidence.refuse and evidence.done + flight + (refused if rule.presses else 0) >= evidence.refuse:
+            rung = min(evidence.refuse, evidence.done) if rule.presses else evidence.refuse
+            met.append((Action.REFUSE, rule, evidence, rung))
 
     @staticmethod
     def _flight(entry: Entry) -> int:
@@ -233,9 +237,16 @@ class Ladder(Budget):
         for rule in arms:
             if entry.kind in rule.skips:
                 continue
+            if rule.remembers:
+                self._take_in(rule, entry, operation)
             evidence = self._asked(rule, entry, at, operation)
             if evidence is None:
                 continue
+            if rule.remembers:
+                rung = min((r for r in (evidence.refuse, evidence.stop) if r), default=0)
+                if rung and evidence.done >= rung:
+                    self.alert_until = self.n + self.window
+                    self.watchful = True
             if self.plan.scope_run and bound.all:
                 rung = min((r for r in (evidence.refuse, evidence.stop) if r), default=0)
                 if rung and evidence.done >= rung:
@@ -247,6 +258,8 @@ class Ladder(Budget):
             ledger = self.books.find(evidence)
             if ledger is not None and (ledger.warned or ledger.allowed):
                 wasted = wasted or (ledger.warned and entry.key == evidence.key)
+                if rule.remembers:
+                    self.books.went_on(rule.name)
                 continue
             if self.n <= self.quiet_until and rule.name != self.quiet_rule:
                 continue
@@ -271,6 +284,14 @@ class Ladder(Budget):
         also = tuple(other.name for other, _ in hits[1:])
         tool = self._tool_of(evidence, entry)
         return Hit(rule.name, Action.WARN, tool, evidence, evidence.warn, 0, True, also)
+
+    def _take_in(self, rule: Rule, entry: Entry, operation: Operation) -> None:
+        """Let the rule remember the operation, and forget what it refutes."""
+        memory = self.memories.get(rule.name)
+        if memory is None:
+            memory = self.memories[rule.name] = rule.memory()
+        for pattern in rule.take(memory, self, entry, operation):
+            self.books.forget(pattern)
 
     def _progress(self, entry: Entry, outcome: int, armed: int) -> None:
         """Follow up what was said, and forget what a different outcome of this call refutes."""

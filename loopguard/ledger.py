@@ -112,12 +112,12 @@ class Books:
         """The ledger of this pattern, made if needed, touched at operation ``n``."""
         ledger = self.ledgers.get(evidence.pattern)
         if ledger is None or not ledger.fits(evidence):
-            self._forget(evidence.pattern)
+            self.forget(evidence.pattern)
             outcome = evidence.outcome if evidence.done else NO_OUTCOME_YET
             ledger = Ledger(rule, evidence.key, outcome, n)
             self.put(evidence.pattern, ledger)
             if len(self.ledgers) > MAX_LEDGERS:
-                self._forget(next(iter(self.ledgers)))
+                self.forget(next(iter(self.ledgers)))
         ledger.n = n
         return ledger
 
@@ -131,7 +131,8 @@ class Books:
         """All patterns with their ledgers, oldest first."""
         return list(self.ledgers.items())
 
-    def _forget(self, pattern: tuple[Any, ...]) -> None:
+    def forget(self, pattern: tuple[Any, ...]) -> None:
+        """Forget what was said about this pattern, if anything was."""
         ledger = self.ledgers.pop(pattern, None)
         if ledger is not None:
             patterns = self._by_key[ledger.key]
@@ -148,20 +149,20 @@ class Books:
                 ledger.outcome = outcome
             elif (ledger.outcome != outcome or not outcome) and ledger.rule.forgets_on_change:
                 gone.append(ledger)
-                self._forget(pattern)
+                self.forget(pattern)
         return gone
 
     def restart(self, at: int) -> None:
         """Forget what was written up to operation ``at``, for rules that restart."""
         for pattern in [p for p, ledger in self.ledgers.items() if ledger.n <= at and ledger.rule.restarts]:
-            self._forget(pattern)
+            self.forget(pattern)
 
     def forget_edits(self, target: int, index: Index) -> None:
         """A recoverable error: what was written about edits of this target goes, for rules that clear them."""
         for pattern, ledger in list(self.ledgers.items()):
             entry = index.keys.get(ledger.key)
             if ledger.rule.clears_edits and entry is not None and entry.target == target and entry.row.tool.edits:
-                self._forget(pattern)
+                self.forget(pattern)
 
     def tell_anew(self) -> None:
         """The mode changed: what is met from now on is reported once more, as what it is now."""
@@ -200,6 +201,16 @@ class Books:
             item[3] += 1
             if item[3] >= FOLLOWED_CALLS:
                 self._count(self.heeded, item)
+            else:
+                left.append(item)
+        self.followed = left
+
+    def went_on(self, rule: str) -> None:
+        """What this rule warned about goes on, with whichever call of the pattern: the warning was ignored."""
+        left = []
+        for item in self.followed:
+            if item[0] == rule and item[1] == Action.WARN:
+                self._count(self.ignored, item)
             else:
                 left.append(item)
         self.followed = left

@@ -14,6 +14,13 @@ from typing import Any
 #: Characters of an error that its template looks at.
 TEMPLATE = 2048
 
+#: Characters of a shape, and from which length on the value of an argument is taken out of it.
+SHAPE = 100
+LONG_VALUE = 6
+
+# Characters of the line that a shape is made of.
+_LINE = 400
+
 # Of a text that was cut, the end is not compared: masked values of other lengths move it.
 _SURE = TEMPLATE - 256
 
@@ -56,6 +63,14 @@ _WAITS = tuple(
 
 
 _VOLATILE = re.compile("|".join(f"(?:{pattern.pattern})" for pattern, _ in _MASKS).replace(r"\1", ""), re.I)
+
+# A line of an error that only introduces the next one, or none at all.
+_HEADING = re.compile(r"\s*(?:[\w.]*(?:Error|Exception)?:?\s*)?(?:error|failed|exit code:? ?-?\d+)?[:.]?\s*", re.I)
+_QUOTED = re.compile(
+    r"(?<!\w)\"[^\"]*\"|(?<!\w)'[^']*'(?!\w)|`[^`]*`|\u201c[^\u201d]*\u201d|\([^()]*\)|\[[^\[\]]*\]|\{[^{}]*\}|<[^<>]*>"
+)
+_RUN_OF_QUOTED = re.compile(r"Q(?:[ ,;]*Q\b)+")
+_DIGITS = re.compile(r"\d+")
 
 _LONG_HEX = re.compile(r"[0-9a-fA-F]{7}|T[0-9]{6}|ID|PID|Line|Thread|Process")
 
@@ -104,6 +119,29 @@ def template(text: str) -> str:
     """
     masked = mask(text[:TEMPLATE], durations=True)
     return masked if len(text) < TEMPLATE else masked[:_SURE]
+
+
+def shape(text: str, values: Iterable[str] = ()) -> str:
+    """What failures under different arguments have in common: the first line without what depends on the arguments.
+
+    Args:
+        text: The error as text. Of a traceback the last line counts, and a line that only introduces goes.
+        values: The arguments of the call. Those of at least `LONG_VALUE` characters are replaced.
+
+    Returns:
+        At most `SHAPE` characters, in which A stands for an argument, Q for what was quoted or in brackets and N for
+        a number; volatile text is masked.
+    """
+    lines = [line for line in text[:TEMPLATE].splitlines() if line.strip()]
+    if lines and "Traceback (most recent call last)" in lines[0]:
+        lines = lines[-1:]
+    while len(lines) > 1 and _HEADING.fullmatch(lines[0]):
+        del lines[0]
+    line = lines[0].strip()[:_LINE] if lines else ""
+    for value in sorted({value for value in values if LONG_VALUE <= len(value) <= _LINE}, key=len, reverse=True):
+        line = line.replace(value, "A")
+    line = _QUOTED.sub("Q", mask(line, durations=True))
+    return _RUN_OF_QUOTED.sub("Q", _DIGITS.sub("N", line))[:SHAPE]
 
 
 def without(result: Any, volatile_parts: Iterable[str] | bool) -> Any:

@@ -343,13 +343,14 @@ _THEN = (
             | (?:{_INPUT})s?\ [^.\n]{{0,60}}\b(?:is|are)\ (?:required|missing)\b | field\ required\b
             | validation\ ?errors?\b | schema\ (?:validation|error|mismatch) | match(?:es)?\ (?:the\ )?schema\b
             | takes\ (?:from\ )?\d+[\ \w]*\ positional\b | multiple\ values\ for\b
-            | input\ should\ be\b | extra\ inputs\ are\ not\ permitted\b"""
+            | input\ should\ be\b | extra\ inputs\ are\ not\ permitted\b
+            | {_CODE}(?:401|403)\b | unauthori[sz]ed\b | forbidden\b"""
         ),
     ),
     (
         ErrorClass.FINAL_ACCESS,
         _words(
-            rf"""{_CODE}(?:401|403)\b | unauthori[sz]ed\b | forbidden\b | not\ authori[sz]ed\b
+            r"""not\ authori[sz]ed\b
             | (?:permission|access)[\ _]denied\b | denied\ by\b | declined\b | EACCES\b | EPERM\b
             | PermissionError\b | operation\ not\ permitted\b | insufficient\ (?:permission|privilege|scope)
             | authentication\ (?:failed|required)\b | invalid\ (?:api\ key|token|credentials)\b"""

@@ -201,8 +201,10 @@ def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
 
 def _defaults(window: object) -> tuple[Rule, ...]:
     """The default rules; in a small window their rungs come down to it, since nobody asked for the higher ones."""
-    rules = (rule() for rule, default in RULES.items() if default)
-    return tuple(_fitted(rule, window) if isinstance(window, int) and window > 0 else rule for rule in rules)
+    rules = tuple(rule() for rule, default in RULES.items() if default)
+    if not isinstance(window, int) or window < 1:
+        return rules
+    return tuple(_fitted(rule, window) for rule in rules if rule.least <= window)
 
 
 def _fitted(rule: Rule, window: int) -> Rule:
@@ -234,10 +236,13 @@ class ToolRules:
             learn(rule.name, rule.words)
         self.all = rules
         #: An attempt with fewer operations in its row and calls in flight than this is let through unseen.
-        floors = (rule.lowest_rung() if rule.own_row else 0 for rule in rules if rule.lowest_rung())
+        #: Rules with a memory of their own say so themselves when an attempt has to be looked at.
+        floors = (
+            rule.lowest_rung() if rule.own_row else 0 for rule in rules if rule.lowest_rung() and not rule.remembers
+        )
         self.floor = min(floors, default=1 << 60)
         #: For each combination of ``Trigger`` bits the rules that it arms.
-        self.after = tuple(tuple(rule for rule in rules if _arms(rule) & bits) for bits in range(32))
+        self.after = tuple(tuple(rule for rule in rules if _arms(rule) & bits) for bits in range(64))
 
 
 def _arms(rule: Rule) -> Trigger:

@@ -99,6 +99,10 @@ class Tool:
     patience: float | None = None
 
 
+#: Bits of ``Operation.flags``.
+SOFT, FREE, ENDED, AGAIN = 1, 2, 4, 8
+
+
 class Operation(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One executed call, as the window of a rule shows it.
 
@@ -106,8 +110,9 @@ class Operation(msgspec.Struct, frozen=True, gc=False, array_like=True):
     ``outcome`` is the digest by which outcomes are compared: of the result, or of the error's template.
     ``soft`` marks a match that rests on masking, ``free`` the one repetition that a compaction grants,
     ``took`` is the duration in seconds (0.0 where the records carry no time), ``masked`` the digest of the outcome
-    with volatile text taken out (0 = not taken), ``ended`` that a poll said it is over,
-    ``since`` when its row of equal outcomes began.
+    with volatile text taken out (0 = not taken), ``ended`` that a poll said it is over, ``again`` that the call's
+    last operation was in the window and equal, ``since`` when its row of equal outcomes began, ``shape`` the digest of
+    a failure's first line without what depends on the arguments (0 = not taken).
     """
 
     n: int
@@ -121,11 +126,30 @@ class Operation(msgspec.Struct, frozen=True, gc=False, array_like=True):
     round: int
     at: float | None
     took: float
-    soft: bool
-    free: bool
+    flags: int
     masked: int
-    ended: bool
     since: float | None = None
+    shape: int = 0
+
+    @property
+    def soft(self) -> bool:
+        """The match rests on masking."""
+        return bool(self.flags & SOFT)
+
+    @property
+    def free(self) -> bool:
+        """It is the one repetition that a compaction grants."""
+        return bool(self.flags & FREE)
+
+    @property
+    def ended(self) -> bool:
+        """A poll said that it is over."""
+        return bool(self.flags & ENDED)
+
+    @property
+    def again(self) -> bool:
+        """The call's last operation was in the window and equal."""
+        return bool(self.flags & AGAIN)
 
 
 class Evidence(NamedTuple):

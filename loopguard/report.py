@@ -252,8 +252,11 @@ class Reporter:
         target = guard.target(args, kwargs) if guard is not None else None
         suggestion = guard.suggestion(args, kwargs) if guard is not None else None
         excerpt = None
-        if guard is not None and finding.seqs and guard.secrets_are_in_key(args, kwargs, self.run.policy):
-            excerpt = guard.without_secrets(self.run.excerpt(finding.seqs[-1]), args, kwargs)
+        # What this very call gave: the others of a pattern may have had other secrets.
+        entry = self.run.engine.keys.get(hit.evidence.key)
+        last = entry.op if entry is not None else None
+        if guard is not None and last is not None and guard.secrets_are_in_key(args, kwargs, self.run.policy):
+            excerpt = guard.without_secrets(self.run.excerpt(last.seq), args, kwargs)
         text = wording.refused_text(finding, target, excerpt, suggestion, self.run.policy.restarts)
         refused: ToolCallRefused
         if hit.limit is not None:

@@ -296,7 +296,7 @@ class Run:
                 else:
                     outcome = (0, raw, 0, *guard.masked(self, before, result))
             else:
-                outcome = guard.outcome_of(self, seq, result)
+                outcome = guard.outcome_of(self, seq, result, args, kwargs)
             restarted = engine.restart_at
             with self._lock:
                 hit = engine.end(self.clock(), seq, *outcome)
@@ -337,7 +337,7 @@ class Run:
     ) -> None:
         """The tool raised."""
         try:
-            outcome = guard.failure_of(self, seq, error)
+            outcome = guard.failure_of(self, seq, error, args, kwargs)
             now = self.clock()
             with self._lock:
                 hit = self.engine.end(now, seq, *outcome)

@@ -39,6 +39,7 @@ _COUNTERS = (
     "compactions",
     "last_poll",
     "last_unknown",
+    "last_new_unknown",
     "seq",
     "round",
     "calls",
@@ -47,11 +48,12 @@ _COUNTERS = (
     "crowd",
     "crowd_round",
     "quiet_until",
+    "alert_until",
 )
 _FLAGS = ("joinable", "limit_due", "pressing", "watchful")
 _LEDGER = ("key", "outcome", "n", "warned", "allowed", "refused", "round", "last_seq", "told")
 _ENTRY = ("kind", "target", "flight", "flips", "mixed_at", "compaction", "soft_at")
-_ROW = ("last", "calls", "below", "refused", "stopped", "wasted")
+_ROW = ("last", "failing", "calls", "below", "refused", "stopped", "wasted")
 
 
 def snapshot(engine: Engine) -> dict[str, Any]:
@@ -117,6 +119,7 @@ class _Writer:
             "pairs": [list(pair) for pair in engine.counts],
             "cleared": [list(item) for item in engine.cleared.items()],
             "latch": None if engine.latch is None else self.hit(engine.latch),
+            "memories": {name: _plain_memory(memory) for name, memory in engine.memories.items()},
             "over": [[self.rule(rule), _plain(evidence)] for rule, evidence in engine.over.values()],
             "ledgers": [self.ledger(pattern, ledger) for pattern, ledger in books.items()],
             "followed": _plain(books.followed),
@@ -214,6 +217,7 @@ class _Reader:
         self.index()
         self.books()
         engine.take_budget(plain)
+        engine.memories = self.memories(plain["memories"])
         engine.latch = None if plain["latch"] is None else _hit(plain["latch"])
         over = [(self.rule(rule), _evidence(evidence)) for rule, evidence in plain["over"]]
         engine.over = {evidence.pattern: (rule, evidence) for rule, evidence in over}
@@ -251,6 +255,12 @@ class _Reader:
         books.asking = {_is(str, name): (_number(a), _number(b)) for name, (a, b) in plain["asking"].items()}
         books.denied_round = _is(int, plain["denied_round"])
         books.spoken = _is(bool, plain["spoken"])
+
+    def memories(self, plain: Any) -> dict[str, Any]:
+        """What the rules remember; each rule checks what it is given back."""
+        rules = {rule.name: rule for rule in (*(cls() for cls in RULES), *self.plan.policy.rules)}
+        memories = {_is(str, name): _plain_memory(memory) for name, memory in _is(dict, plain).items()}
+        return {name: rules[name].remembered(memory) if name in rules else memory for name, memory in memories.items()}
 
     def numbered(self, number: Any) -> Entry:
         # A negative number would be read from the end.
@@ -314,6 +324,15 @@ def _plain(value: Any) -> Any:
     raise StoreError(f"A {type(value).__name__} cannot be part of a snapshot; use numbers, strings, None and tuples.")
 
 
+def _plain_memory(value: Any) -> Any:
+    """A copy of what a rule remembers: lists and dicts with ``str`` keys, of what :func:`_plain` takes."""
+    if isinstance(value, dict):
+        return {_is(str, name): _plain_memory(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_plain_memory(item) for item in value]
+    return _plain(value)
+
+
 def _pattern_part(value: Any) -> Any:
     """Back from ``_plain``: lists are tuples."""
     if isinstance(value, list):
@@ -345,10 +364,20 @@ def _time(value: Any) -> float | None:
 
 def _operation(plain: Any) -> Operation:
     op = Operation(*plain)
-    for value in (op.n, op.seq, op.key, op.kind, op.status, op.outcome, op.error_class, op.round, op.masked):
+    for value in (
+        op.n,
+        op.seq,
+        op.key,
+        op.kind,
+        op.status,
+        op.outcome,
+        op.error_class,
+        op.round,
+        op.flags,
+        op.masked,
+        op.shape,
+    ):
         _is(int, value)
-    for flag in (op.soft, op.free, op.ended):
-        _is(bool, flag)
     _is(str, op.tool)
     _time(op.at)
     _number(op.took)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from loopguard.records import Action, Finding, Hit, Most
 from loopguard.rules import RULES
-from loopguard.rules.base import Words
+from loopguard.rules.base import NO_CHANGE, Words
 
 #: Characters of an outcome that a model is shown.
 EXCERPT = 200
@@ -51,13 +51,14 @@ def sentence(hit: Hit, run_name: str, enforced: bool = True) -> str:
         return limit_sentence(hit, run_name, enforced)
     n = hit.evidence.done
     if hit.action is Action.WARN:
-        return f"{hit.tool} {_counted(words(hit.rule).past, n)}{in_a_row(hit.evidence.seqs, n)}"
+        row = in_a_row(hit.evidence.seqs, n) if words(hit.rule).may_be_a_row else ""
+        return f"{hit.tool} {_counted(words(hit.rule).past, n)}{row}"
     if hit.action is Action.REFUSE:
         said = f"{_counted(words(hit.rule).perfect, n)} in this run"
         if n < hit.threshold:  # calls in flight make up the rest
             said = f"is still running and {said}" if n else STILL_RUNNING
         did = "was not executed" if enforced else "would have been refused"
-        return f"{hit.tool} {did}: the same call {said}"
+        return f"{hit.tool} {did}: {words(hit.rule).subject} {said}"
     did = "was stopped" if enforced else "would have been stopped"
     if hit.rule == "stop":
         return f"run {run_name!r} {did}: {hit.evidence.pattern[1]}"
@@ -158,24 +159,25 @@ def nudge_text(finding: Finding, target: tuple[str, str] | None, excerpt: str | 
     """What is said beside a result: the observation, no advice but the tool's own."""
     if finding.rule in ("limits", "stop"):
         return f"Note: {finding.message}."
-    call = call_text(finding.tool, target)
-    n = finding.repetitions
-    calls = f"({_call(finding)} {', '.join(map(str, finding.seqs))})"
-    if finding.rule == "failing":
-        text = (
-            f"Note: {call} has failed {_times(n)} with the same error{quote(excerpt)} {calls}. "
-            "The error has not changed between the attempts."
-        )
-    elif finding.rule == "repeat":
-        text = f"Note: {call} has now returned the same result {_times(n)} {calls}."
-    elif finding.rule == "poll":
-        text = (
-            f"Note: {call} still gives the same answer{quote(excerpt)} after {n} calls. "
-            "Waiting longer between calls gives the same information."
-        )
-    else:
-        text = f"Note: {call} {_counted(words(finding.rule).perfect, n)} {calls}."
+    facts = _facts(finding, target, excerpt)
+    said = words(finding.rule)
+    text = (
+        f"Note: {said.nudge.format(**facts)}"
+        if said.nudge
+        else f"Note: {{call}} {said.perfect} {{calls}}.".format(**facts)
+    )
     return f"{text} {suggestion}" if suggestion else text
+
+
+def _facts(finding: Finding, target: tuple[str, str] | None, excerpt: str | None) -> dict[str, object]:
+    """What stands for the places in the phrases of a rule."""
+    return {
+        "call": call_text(finding.tool, target),
+        "n": finding.repetitions,
+        "times": _times(finding.repetitions),
+        "excerpt": quote(excerpt),
+        "calls": f"({_call(finding)} {', '.join(map(str, finding.seqs))})",
+    }
 
 
 def refused_text(
@@ -196,16 +198,10 @@ def refused_text(
             "You can wait for its result, take another step, or say what is missing."
         )
         return f"{text} {suggestion}" if suggestion else text
-    if finding.rule == "failing":
-        said = f"has failed {_times(n)} with the same error{quote(excerpt)}."
-        since = "The error has not changed between the attempts."
-    elif finding.rule == "same_call":
-        said = f"has been run {_times(n)} with the same arguments."
-        since = "Repeating it has not been useful so far."
-    else:
-        said = f"has been run {_times(n)} and the result was the same each time{quote(excerpt)}."
-        # Only what was looked for can be said not to have come.
-        since = "No new change has been seen since." if restarts else ""
+    phrases = words(finding.rule)
+    said = phrases.refused.format(**_facts(finding, target, excerpt))
+    # Only what was looked for can be said not to have come.
+    since = phrases.since if restarts or phrases.since != NO_CHANGE else ""
     if n < finding.threshold:
         since = f"The same call {STILL_RUNNING}."
     text = (

@@ -44,8 +44,8 @@ def play(capsys: pytest.CaptureFixture[str]) -> str:
 # -- what it shows -------------------------------------------------------------------------------------------------
 
 
-def test_three_scenes(capsys: pytest.CaptureFixture[str]) -> None:
-    """A healthy run, a loop that listens and one that does not, with the numbers of the default policy."""
+def test_four_scenes(capsys: pytest.CaptureFixture[str]) -> None:
+    """A healthy run, a loop that listens, one that does not and one of two calls, with the numbers of the default."""
     out = play(capsys)
 
     assert re.match(r"loopguard 0\.\d+ · demo · no key, no network · \d\.\d\d s\n", out)
@@ -62,6 +62,8 @@ def test_three_scenes(capsys: pytest.CaptureFixture[str]) -> None:
         r" 3  a loop that does not +stopped at the 11th attempt\n",
         r"5 executed · 5 refused · run over\n",
         r"Without loopguard: the framework's limit, e\.g\. LangChain 4,999 calls\n",
+        r" 4  A-B-A-B +warned at lap 3, refused at lap 4\n",
+        r"8 executed · 1 refused · the agent answers\n",
         r" spans +none sent; set OTEL_EXPORTER_OTLP_ENDPOINT",
         r" next +guard yours: @guarded_tool",
     ):
@@ -335,10 +337,11 @@ def test_spans_and_metrics_are_sent(capsys: pytest.CaptureFixture[str], collecto
     before = settings()
     out = play(capsys)
 
-    assert f"3 traces sent to {collector.address}/v1/traces\n" in out
+    assert f"4 traces sent to {collector.address}/v1/traces\n" in out
     assert f"sent to {collector.address}/v1/metrics\n" in out
-    assert len({span.trace_id for span in collector.spans}) == 3
+    assert len({span.trace_id for span in collector.spans}) == 4
     assert sorted(span.name for span in collector.spans if not span.parent_span_id) == [
+        "invoke_agent alternating",
         "invoke_agent coder",
         "invoke_agent listener",
         "invoke_agent stubborn",
@@ -346,7 +349,7 @@ def test_spans_and_metrics_are_sent(capsys: pytest.CaptureFixture[str], collecto
     events = [event for span in collector.spans for event in span.events]
     assert {event.name for event in events} == {"on_loop_detected"}
     actions = [a.value.string_value for e in events for a in e.attributes if a.key == "loopguard.loop.action"]
-    assert sorted(actions) == ["refuse", "refuse", "stop", "warn", "warn"]
+    assert sorted(actions) == ["refuse", "refuse", "refuse", "stop", "warn", "warn", "warn"]
     assert {
         "max_operation_count",
         "loopguard.loop.detections",
@@ -382,7 +385,7 @@ def test_a_server_that_takes_no_metrics(capsys: pytest.CaptureFixture[str], coll
 
     out = play(capsys)
 
-    assert "3 traces sent to" in out
+    assert "4 traces sent to" in out
     assert re.search(r" metrics +not taken by http://\S+/v1/metrics \(.*405", out)
 
 
@@ -395,7 +398,7 @@ def test_only_traces_are_asked_for(
 
     out = play(capsys)
 
-    assert "3 traces sent to" in out
+    assert "4 traces sent to" in out
     assert " metrics " not in out
     assert {path for path, _ in collector.bodies} == {"/v1/traces"}
 
@@ -419,7 +422,7 @@ def test_a_password_in_the_address_is_not_shown(
 
     out = play(capsys)
 
-    assert "3 traces sent to http://***@127.0.0.1" in out
+    assert "4 traces sent to http://***@127.0.0.1" in out
     assert "secret" not in out
 
 

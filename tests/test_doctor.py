@@ -85,7 +85,7 @@ def test_healthy(examine: Doctor) -> None:
     assert code == 0
     assert report.startswith("loopguard ")
     assert "no other distribution installs 'loopguard'" in report
-    assert "default · failing 3/5/10, repeat 3/5/10" in report
+    assert "default · failing 3/5/10, cycle 3/4/6, repeat 3/5/10" in report
     assert "limits             a warning at 1,000 calls, no stop\n" in report
     assert "store              memory:// · runs are kept in this process\n" in report
     assert "no OTEL_ variable is set" in report

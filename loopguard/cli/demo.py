@@ -1,4 +1,4 @@
-"""The demo: three agents with scripts for models, guarded by the library as everybody uses it.
+"""The demo: four agents with scripts for models, guarded by the library as everybody uses it.
 
 Nothing that it prints is written down in advance: numbers, refusals and sentences are read from the runs.
 With other settings (``LOOPGUARD_WARN_AFTER=2``, a settings file) it shows what those do.
@@ -53,6 +53,12 @@ def search(query: str) -> str:
     return "no results"
 
 
+@guarded_tool(name="read_page", reads="path")
+def read_page(path: str) -> str:
+    """Says the same each time."""
+    return "see the price list of 2019"
+
+
 @guarded_tool(name="ask_user")
 def ask_user(question: str) -> str:
     """A person answers."""
@@ -77,6 +83,8 @@ class Scene:
 
     title: str
     run: Run
+    #: Calls that make a lap, where the agent goes round in one.
+    lap: int = 0
     steps: list[Step] = field(default_factory=list)
     stopped: bool = False
 
@@ -102,6 +110,9 @@ class Scene:
             return "loopguard is off"
         if self.run.mode == "observe":
             return f"only watching: would have {', '.join(said)}" if said else "only watching: nothing to say"
+        if self.lap and not self.stopped and said:
+            first = {finding.action: finding.seqs[-1] for finding in reversed(self.run.findings)}
+            return ", ".join(f"{_WORDS[action]} at lap {-(-first[action] // self.lap)}" for action in reversed(first))
         if self.stopped:
             return f"stopped at the {_ordinal(len(self.steps))} attempt"
         return ", ".join([*said, "went on"]) if said else "nothing to say"
@@ -111,9 +122,9 @@ _WORDS: Final = {Action.WARN: "warned", Action.REFUSE: "refused", Action.STOP: "
 
 
 @contextmanager
-def _scene(title: str, name: str, to: Sender) -> Iterator[Scene]:
+def _scene(title: str, name: str, to: Sender, lap: int = 0) -> Iterator[Scene]:
     with to.trace(name), guarded_run("demo", agent=name, on_stop="end") as run:
-        yield Scene(title, run)
+        yield Scene(title, run, lap)
 
 
 def healthy(to: Sender) -> Scene:
@@ -142,6 +153,15 @@ def stubborn(to: Sender) -> Scene:
     with _scene("a loop that does not", "stubborn", to) as scene:
         while not scene.stopped and len(scene.steps) < MOST_ATTEMPTS:
             scene.take('search "refund 2019"', lambda: search("refund 2019"))
+    return scene
+
+
+def alternating(to: Sender) -> Scene:
+    """Goes to and fro between two calls, neither of which says anything new, until one of them is refused."""
+    with _scene("A-B-A-B", "alternating", to, lap=2) as scene:
+        while scene.take('search "price list"', lambda: search("price list")):
+            if not scene.take("read_page prices", lambda: read_page("prices")) or len(scene.steps) >= MOST_ATTEMPTS:
+                break
     return scene
 
 
@@ -193,7 +213,7 @@ def _until_nudge(steps: list[Step]) -> Iterator[list[Step]]:
 
 
 def _page(scenes: list[Scene], took: float, to: Sender, notes: list[str]) -> Iterator[Line]:
-    good, listener, deaf = scenes
+    good, listener, deaf, to_and_fro = scenes
     version = ".".join(VERSION.split(".")[:2])
     yield [(f"loopguard {version}", "bold"), (f" · demo · no key, no network · {took:.2f} s", "dim")]
     yield []
@@ -215,11 +235,12 @@ def _page(scenes: list[Scene], took: float, to: Sender, notes: list[str]) -> Ite
         yield [("    ", ""), (f"✓ heeded after {refusals} refusal{'s' if refusals != 1 else ''}", "green")]
     yield []
     yield _title(3, deaf)
-    refused = sum(step.refused for step in deaf.steps)
-    executed = len(deaf.steps) - refused
-    over = "run over" if deaf.stopped else "nothing ended it, so the demo did"
-    yield [("    ", ""), (f"{executed} executed · {refused - deaf.stopped} refused · {over}", "")]
+    yield _sums(deaf, "run over" if deaf.stopped else "nothing ended it, so the demo did")
     yield [("    ", ""), ("Without loopguard: the framework's limit, e.g. LangChain 4,999 calls", "dim")]
+    yield []
+    yield _title(4, to_and_fro)
+    refused = any(step.refused for step in to_and_fro.steps)
+    yield _sums(to_and_fro, "the agent answers" if refused else "nothing ended it, so the demo did")
     yield []
     for note in notes:
         yield [(" note      ", "dim"), (note, "yellow")]
@@ -230,6 +251,14 @@ def _page(scenes: list[Scene], took: float, to: Sender, notes: list[str]) -> Ite
         ('guard yours: @guarded_tool + with guarded_run("name"):   docs/tutorial.md', ""),
     ]
     yield [(" " * 11, ""), ("check them:  loopguard doctor my_agent.tools:TOOLS", "")]
+
+
+def _sums(scene: Scene, end: str) -> Line:
+    refused = sum(step.refused for step in scene.steps)
+    return [
+        ("    ", ""),
+        (f"{len(scene.steps) - refused} executed · {refused - scene.stopped} refused · {end}", ""),
+    ]
 
 
 def _ordinal(n: int) -> str:
@@ -301,7 +330,7 @@ def run(plain: bool) -> int:
         with _log_lines() as notes:
             start = time.perf_counter()
             with sender() as to:
-                scenes = [healthy(to), listening(to), stubborn(to)]
+                scenes = [healthy(to), listening(to), stubborn(to), alternating(to)]
                 took = time.perf_counter() - start
     except PolicyError as error:
         print(f"loopguard: {error}", file=sys.stderr)

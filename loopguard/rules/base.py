@@ -5,10 +5,10 @@ A rule never acts and never remembers that it warned: the ladder (``loopguard.en
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
 
 from loopguard.errors import PolicyError
 from loopguard.index import Trigger
@@ -18,15 +18,28 @@ if TYPE_CHECKING:
     from loopguard.index import Entry, Index
 
 
+#: Said of a rule that restarts: what could have explained the repetition did not come.
+NO_CHANGE: Final = "No new change has been seen since."
+
+
 class Words(NamedTuple):
     """How a count of this rule is put; ``{n}`` is the number of matching calls.
 
-    ``past`` goes on "search ...", ``perfect`` on "the same call ...", ``noun`` on "refused in run 'x': ...".
+    ``past`` goes on "search ...", ``perfect`` on ``subject``, ``noun`` on "refused in run 'x': ...".
+    ``may_be_a_row`` says that "in a row" may follow ``past``.
+    ``nudge`` is what a model is told beside a result (left out: the call and ``perfect``), ``refused`` what follows
+    "Not executed: `search` with ...", and ``since`` what has not happened since. In these two and in ``nudge`` also
+    stand ``{times}`` ("3 times"), ``{excerpt}`` (what came back, in quotes), and in ``nudge`` ``{call}`` and ``{calls}``.
     """
 
     past: str = "matched {n} times"
     perfect: str = "has matched {n} times"
     noun: str = "{n} matching calls"
+    subject: str = "the same call"
+    may_be_a_row: bool = True
+    nudge: str = ""
+    refused: str = "has been run {times} and the result was the same each time{excerpt}."
+    since: str = NO_CHANGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +99,12 @@ class Rule:
     clears_edits: ClassVar[bool] = False
     #: Before a call it counts nothing but the row of equal outcomes of that call, and calls of it in flight.
     own_row: ClassVar[bool] = False
+    #: The smallest rung at which it can see anything.
+    least: ClassVar[int] = 1
+    #: It has a memory of its own, which :meth:`take` fills.
+    remembers: ClassVar[bool] = False
+    #: Before a call, attempts that were refused count towards a refusal as they do towards a stop.
+    presses: ClassVar[bool] = False
     #: Kinds that it never judges.
     skips: ClassVar[frozenset[int]] = frozenset({Kind.THINK})
 
@@ -105,6 +124,28 @@ class Rule:
         """
         call = Attempt(entry.row.name, entry.key, entry.kind, at, operation, entry.flight, entry.refused_at)
         return self.judge(self.window(index, entry), call)
+
+    def memory(self) -> Any:
+        """An empty memory: lists and dicts with ``str`` keys, of numbers, texts and None. It is in the snapshot.
+
+        A rule that keeps one (``remembers``) reads it in ``index.memories[self.name]``, where it is from the first
+        :meth:`take` on.
+        """
+        return []
+
+    def remembered(self, plain: Any) -> Any:
+        """The memory from a snapshot; an error for what cannot be one."""
+        if type(plain) is not type(self.memory()):
+            raise TypeError(f"{type(self).__name__} cannot have remembered a {type(plain).__name__}")
+        return plain
+
+    def take(self, memory: Any, index: Index, entry: Entry, operation: Operation) -> Iterable[tuple[Any, ...]]:
+        """Take an operation that armed this rule into its memory, before it is asked for evidence.
+
+        The memory has to stay bounded. Returns the patterns that this operation refutes: what was said about them is
+        forgotten.
+        """
+        return ()
 
     def window(self, index: Index, entry: Entry) -> list[Operation]:
         """The operations that ``judge`` is shown for this call, oldest first. O(window)."""

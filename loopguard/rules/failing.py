@@ -52,7 +52,13 @@ class Failing(Rule):
 
     name: ClassVar[str] = "failing"
     words: ClassVar[Words] = Words(
-        "failed {n} times with the same error", "has failed {n} times with the same error", "{n} times the same error"
+        "failed {n} times with the same error",
+        "has failed {n} times with the same error",
+        "{n} times the same error",
+        nudge="{call} has failed {times} with the same error{excerpt} {calls}. "
+        "The error has not changed between the attempts.",
+        refused="has failed {times} with the same error{excerpt}.",
+        since="The error has not changed between the attempts.",
     )
     ways: ClassVar[tuple[str, ...]] = (
         "an agent gets past this error: @guarded_tool(recoverable=(TheError,))",

@@ -34,7 +34,11 @@ class Poll(Rule):
 
     name: ClassVar[str] = "poll"
     words: ClassVar[Words] = Words(
-        "gave the same answer {n} times", "has given the same answer {n} times", "{n} times the same answer"
+        "gave the same answer {n} times",
+        "has given the same answer {n} times",
+        "{n} times the same answer",
+        nudge="{call} still gives the same answer{excerpt} after {n} calls. "
+        "Waiting longer between calls gives the same information.",
     )
     ways: ClassVar[tuple[str, ...]] = (
         'it takes longer: @guarded_tool(kind="poll", patience=1800)',

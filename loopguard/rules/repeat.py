@@ -46,7 +46,10 @@ class Repeat(Rule):
 
     name: ClassVar[str] = "repeat"
     words: ClassVar[Words] = Words(
-        "gave the same result {n} times", "has given the same result {n} times", "{n} times the same result"
+        "gave the same result {n} times",
+        "has given the same result {n} times",
+        "{n} times the same result",
+        nudge="{call} has now returned the same result {times} {calls}.",
     )
     ways: ClassVar[tuple[str, ...]] = (
         'it waits for something: @guarded_tool(kind="poll")',

@@ -31,6 +31,8 @@ class SameCall(Rule):
         "was called {n} times with the same arguments",
         "has been made {n} times",
         "{n} times the same arguments",
+        refused="has been run {times} with the same arguments.",
+        since="Repeating it has not been useful so far.",
     )
     ways: ClassVar[tuple[str, ...]] = ("never refuse this tool for it: @guarded_tool(rules=(SameCall.off(),))",)
     trigger: ClassVar[Trigger] = Trigger.SAME_CALL

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from loopguard.records import Evidence, Operation
-from loopguard.rules import Attempt, Failing, Poll, Repeat, Rule
+from loopguard.rules import Attempt, Cycle, Failing, Poll, Repeat, Rule, SameError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,5 +51,24 @@ SMALL_FAILING = Failing(
     unknown_warn_after=3,
     unknown_refuse_after=4,
     unknown_stop_after=6,
+)
+SMALL_CYCLE = Cycle(
+    warn_after=3,
+    refuse_after=3,
+    stop_after=4,
+    unknown_warn_after=3,
+    unknown_refuse_after=4,
+    unknown_stop_after=5,
+)
+SMALL_SAME_ERROR = SameError(
+    warn_after=2,
+    refuse_after=3,
+    stop_after=4,
+    tool_warn_after=2,
+    tool_refuse_after=3,
+    tool_stop_after=5,
+    class_warn_after=2,
+    class_refuse_after=2,
+    class_stop_after=4,
 )
 SMALL_POLL = Poll(warn_after=2, refuse_after=3, stop_after=5, patience=20)

@@ -35,6 +35,7 @@ class Step(NamedTuple):
     error_class: int = 0
     changed: bool = True
     ended: bool = False
+    shape: int = 0
 
 
 #: The notes, by the name that a step carries.
@@ -100,6 +101,7 @@ def random_step(chance: random.Random, arguments: int = 4) -> Step:
         error_class=int(chance.choice(list(ErrorClass))) if failed else 0,
         changed=chance.random() < 0.8,
         ended=chance.random() < 0.1,
+        shape=chance.choice((0, 50, 50, 51)) if failed else 0,
     )
 
 
@@ -154,6 +156,7 @@ class Fold:
             step.error_class,
             step.changed,
             step.ended,
+            step.shape,
         )
         return engine.end(self.at, seq, step.status, *outcome)
 

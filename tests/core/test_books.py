@@ -9,7 +9,7 @@ from loopguard.engine import Engine
 from loopguard.ledger import NO_OUTCOME_YET, Books
 from loopguard.policy import Plan, Policy
 from loopguard.records import Action, Evidence, Hit, Kind, Tool
-from loopguard.rules import FailingTally, Repeat, SameCall
+from loopguard.rules import Cycle, FailingTally, Repeat, SameCall
 
 REPEAT = Repeat()
 
@@ -176,7 +176,7 @@ def test_a_refusal_is_heeded() -> None:
 
 def test_an_ignored_refusal_of_another_call() -> None:
     """A refused attempt of one call says nothing about what was said of another."""
-    engine = Engine(Plan(Policy()))
+    engine = Engine(Plan(Policy(Cycle.off())))
     engine.note_nudge("repeat", 77)
     for _ in range(5):
         call(engine, 2)

@@ -28,7 +28,7 @@ def test_the_default_policy() -> None:
     """The rules are in the order in which they speak; the numbers are the documented ones."""
     policy = Policy()
 
-    assert [rule.name for rule in policy.rules] == ["failing", "repeat", "poll"]
+    assert [rule.name for rule in policy.rules] == ["failing", "cycle", "repeat", "poll", "same_error"]
     assert (policy.window, policy.history, policy.nudge_budget, policy.lease_s) == (50, 100, 5, 900.0)
     assert (policy.mode, policy.stop_scope, policy.sensitivity) == ("enforce", "pattern", "normal")
     assert Plan(policy).limits.warn_calls == 1_000
@@ -38,8 +38,8 @@ def test_rules_replace_those_of_the_same_name() -> None:
     """A rule given stands in place of the default one; ``off()`` removes it; ``of`` takes exactly what is given."""
     policy = Policy(Repeat(warn_after=4), Poll.off())
 
-    assert [rule.name for rule in policy.rules] == ["failing", "repeat"]
-    assert policy.rules[1].warn_after == 4
+    assert [rule.name for rule in policy.rules] == ["failing", "cycle", "repeat", "same_error"]
+    assert policy.rules[2].warn_after == 4
     assert [rule.name for rule in Policy.of(Repeat()).rules] == ["repeat"]
 
 
@@ -49,7 +49,7 @@ def test_replace_copies() -> None:
     second = first.replace(Failing.off(), window=70)
 
     assert (first.window, second.window) == (60, 70)
-    assert [rule.name for rule in second.rules] == ["repeat", "poll"]
+    assert [rule.name for rule in second.rules] == ["cycle", "repeat", "poll", "same_error"]
     assert first.replace() == first
     assert hash(first.replace()) == hash(first)
 
