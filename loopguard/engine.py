@@ -58,15 +58,20 @@ class Engine(Ladder):
             if len(keys) >= self.sweep_at:
                 self.sweep()
                 keys = self.keys
-            entry = keys[key] = Entry(key, row, kind, target)
             if self.watchful or bound.floor <= 1:
+                entry = keys[key] = Entry(key, row, kind, target)
                 hit = self._verdict(entry, bound, at, round_)
                 if hit is not None:
                     return hit
-        elif self.watchful or entry.flight + (1 if entry.ops is None else len(entry.ops)) >= bound.floor:
-            hit = self._verdict(entry, bound, at, round_)
-            if hit is not None:
-                return hit
+                entry.flight = 1
+            else:
+                entry = keys[key] = Entry(key, row, kind, target, 1)
+        else:
+            if self.watchful or entry.flight + (1 if entry.ops is None else len(entry.ops)) >= bound.floor:
+                hit = self._verdict(entry, bound, at, round_)
+                if hit is not None:
+                    return hit
+            entry.flight += 1
         if round_ is not None:
             if round_ != self.round:
                 self.round = round_
@@ -75,7 +80,6 @@ class Engine(Ladder):
             round_ = self.round + 1
             self.round = seq if round_ == seq else round_  # one number in memory instead of two equal ones
             self.joinable = True
-        entry.flight += 1
         row.calls += 1
         calls = self.calls = self.calls + 1
         if calls >= self.call_mark:
@@ -224,8 +228,13 @@ class Engine(Ladder):
             if outcome != old.outcome and not masked:
                 armed = 18 if old.n > n - self.window else 16  # ANY | SAME_CALL
                 entry.flips += 1
-                entry.mixed_at = entry.soft_at = -1
-                entry.compaction = self.compactions
+                # To set a field of a struct costs twice what it costs to look at it.
+                if entry.mixed_at >= 0:
+                    entry.mixed_at = -1
+                if entry.soft_at >= 0:
+                    entry.soft_at = -1
+                if entry.compaction != self.compactions:
+                    entry.compaction = self.compactions
             else:
                 armed = self._compare(entry, old, n, status, outcome, masked, prev_masked)
                 if armed >= _SOFT:
@@ -266,7 +275,11 @@ class Engine(Ladder):
         self.history.append(op)
         if old is not None:
             if armed != 19:
-                entry.ops = [old] if free and entry.ops is None else entry.ops if free else None
+                if free:
+                    if entry.ops is None:
+                        entry.ops = [old]
+                elif entry.ops is not None:
+                    entry.ops = None
             else:
                 self._append(entry, old, op)
         if not free:
