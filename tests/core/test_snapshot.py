@@ -114,6 +114,14 @@ def test_garbage_anywhere(garbage: Any) -> None:
     assert refused > 50
 
 
+def test_a_pattern_of_something_else() -> None:
+    """A pattern is numbers and texts, however deep."""
+    plain = snapshot(lived(steps=120))
+    plain["ledgers"][0][0] = ["repeat", [{}]]
+    with pytest.raises(StoreError, match="holds a dict"):
+        restore(Plan(POLICY), plain)
+
+
 def test_missing_parts() -> None:
     """A part that is not there is a ``StoreError``."""
     plain = snapshot(lived(steps=60))
