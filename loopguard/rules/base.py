@@ -159,6 +159,14 @@ class Rule:
         now = self.evidence(index, entry, at) if entry is not None else None
         return now.done if now is not None and (now.pattern, now.outcome) == (found.pattern, found.outcome) else 0
 
+    def rungs(self, ladder: str = "") -> tuple[int, int, int]:
+        """Warn, refuse and stop of this ladder, 0 where off; further ladders are fields with a prefix (``final_``)."""
+        return (
+            getattr(self, f"{ladder}warn_after") or 0,
+            getattr(self, f"{ladder}refuse_after") or 0,
+            getattr(self, f"{ladder}stop_after") or 0,
+        )
+
     def lowest_rung(self) -> int:
         """The smallest count at which this rule can refuse or stop; 0 if it never does."""
         return lowest(self.refuse_after, self.stop_after)

@@ -229,7 +229,7 @@ class Cycle(Rule):
         """``due`` False: a call of the lap out of turn, which is refused only once one in turn was."""
         period = len(lap)
         laps = (pairs + period) // period + 1
-        warn, refuse, stop = self._rungs("unknown_" if mixed else "")
+        warn, refuse, stop = self.rungs("unknown_" if mixed else "")
         if soft:
             refuse = stop = 0
         elif not due:
@@ -253,16 +253,9 @@ class Cycle(Rule):
 
     # -- thresholds -------------------------------------------------------------------------------------------------
 
-    def _rungs(self, ladder: str) -> tuple[int, int, int]:
-        return (
-            getattr(self, f"{ladder}warn_after") or 0,
-            getattr(self, f"{ladder}refuse_after") or 0,
-            getattr(self, f"{ladder}stop_after") or 0,
-        )
-
     def lowest_rung(self) -> int:
         """The smallest count at which this rule can refuse or stop."""
-        return lowest(*self._rungs("")[1:], *self._rungs("unknown_")[1:])
+        return lowest(*self.rungs("")[1:], *self.rungs("unknown_")[1:])
 
     def check(self, window: int, endless: bool) -> None:
         """Both ladders must be in order and within the window, and begin where a lap can be known."""

@@ -108,7 +108,7 @@ class Failing(Rule):
         ladder = self._ladder(ops[-1].error_class, kind)
         if mixed and ladder in ("", "recoverable_"):
             ladder = "unknown_"
-        warn, refuse, stop = self._rungs(ladder)
+        warn, refuse, stop = self.rungs(ladder)
         if ladder == "transient_" and (waiting or _waits_grow(ops, tries)):
             refuse = stop = 0
         return Evidence(
@@ -136,16 +136,9 @@ class Failing(Rule):
             return "transient_"
         return ""
 
-    def _rungs(self, ladder: str) -> tuple[int, int, int]:
-        return (
-            getattr(self, f"{ladder}warn_after") or 0,
-            getattr(self, f"{ladder}refuse_after") or 0,
-            getattr(self, f"{ladder}stop_after") or 0,
-        )
-
     def lowest_rung(self) -> int:
         """The smallest count at which this rule can refuse or stop."""
-        return lowest(*(rung for ladder in _LADDERS for rung in self._rungs(ladder)[1:]))
+        return lowest(*(rung for ladder in _LADDERS for rung in self.rungs(ladder)[1:]))
 
     def check(self, window: int, endless: bool) -> None:
         """All ladders must be in order and within the window."""

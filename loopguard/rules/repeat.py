@@ -14,8 +14,6 @@ from loopguard.rules.base import Attempt, Rule, Words, check_rungs, lowest, show
 if TYPE_CHECKING:
     from loopguard.index import Entry, Index
 
-Rungs = tuple[int, int, int]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeat(Rule):
@@ -101,7 +99,7 @@ class Repeat(Rule):
         return self._found(call.key, ops[-1].outcome if ops else 0, ops, mixed, any_soft(ops))
 
     def _found(self, key: int, outcome: int, ops: Sequence[Operation], mixed: bool, soft: bool) -> Evidence:
-        warn, refuse, stop = self._rungs(mixed)
+        warn, refuse, stop = self.rungs("unknown_" if mixed else "")
         return Evidence(
             (self.name, key),
             key,
@@ -116,11 +114,6 @@ class Repeat(Rule):
             ops[-1].at if ops else None,
             took(ops),
         )
-
-    def _rungs(self, mixed: bool) -> Rungs:
-        if mixed:
-            return self.unknown_warn_after or 0, self.unknown_refuse_after or 0, self.unknown_stop_after or 0
-        return self.warn_after or 0, self.refuse_after or 0, self.stop_after or 0
 
     def lowest_rung(self) -> int:
         """The smallest count at which this rule can refuse or stop."""

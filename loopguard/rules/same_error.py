@@ -174,7 +174,7 @@ class SameError(Rule):
             0,
             len({one.round for one in alike}),
             tuple(one.seq for one in alike),
-            *self._rungs(ladder),
+            *self.rungs(ladder),
             False,
             alike[0].at,
             alike[-1].at,
@@ -183,16 +183,9 @@ class SameError(Rule):
 
     # -- thresholds -------------------------------------------------------------------------------------------------
 
-    def _rungs(self, ladder: str) -> tuple[int, int, int]:
-        return (
-            getattr(self, f"{ladder}warn_after") or 0,
-            getattr(self, f"{ladder}refuse_after") or 0,
-            getattr(self, f"{ladder}stop_after") or 0,
-        )
-
     def lowest_rung(self) -> int:
         """The smallest count at which this rule can refuse or stop."""
-        return lowest(*(rung for ladder in _LADDERS for rung in self._rungs(ladder)[1:]))
+        return lowest(*(rung for ladder in _LADDERS for rung in self.rungs(ladder)[1:]))
 
     def check(self, window: int, endless: bool) -> None:
         """All ladders must be in order, within the window, and within what the row holds."""
